@@ -1,0 +1,95 @@
+"""Check a product that lies over the ranks: on root against numpy's, or by every rank on its own rows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mpi_matmul.comm.collectives import all_sum, broadcast_facts, gather_facts
+from mpi_matmul.comm.mailbox import Mailbox
+from mpi_matmul.kernels import Kernel
+from mpi_matmul.layout import Array
+from mpi_matmul.operands import Problem
+from mpi_matmul.verify import (
+    Check,
+    OperandFacts,
+    exact_check,
+    merge_checks,
+    merge_facts,
+    operand_facts,
+    probe_check,
+    probe_times,
+    probe_vectors,
+)
+
+# A check against numpy's product repeats the whole product on one rank.
+AFFORDABLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product as it lies: whole on root (None elsewhere), and this rank's shards."""
+
+    a: Array | None
+    b: Array | None
+    c: Array | None
+    a_shard: Array
+    b_shard: Array
+    c_shard: Array
+
+
+def check_product(
+    mailbox: Mailbox, kernel: Kernel, problem: Problem, product: Product, kind: str, seconds: float, seed: int, root: int
+) -> Check | None:
+    """The verdict on ``root`` (None elsewhere). Every rank calls this.
+
+    ``kind`` is "exact", "probe", "none", or "auto": exact when repeating the product on one rank, which took
+    ``seconds`` on all of them, costs no more than AFFORDABLE_SECONDS.
+    """
+    if kind == "auto":
+        affordable = seconds * mailbox.world_size <= AFFORDABLE_SECONDS
+        kind = broadcast_facts(mailbox, "exact" if affordable else "probe", root)
+    if kind == "probe":
+        return _probe(mailbox, kernel, problem, product, seed, root)
+    if mailbox.rank != root:
+        return None
+    if kind == "none":
+        return Check("none", True, 0.0, 0.0)
+    assert product.a is not None
+    assert product.b is not None
+    assert product.c is not None
+    return exact_check(product.a, product.b, product.c)
+
+
+def _probe(
+    mailbox: Mailbox, kernel: Kernel, problem: Problem, product: Product, seed: int, root: int
+) -> Check | None:
+    """Compare c @ x with a @ (b @ x), each rank for its own rows of a and c."""
+    rows, _ = kernel.c.slices(problem.c_shape, mailbox.world_size, mailbox.rank)
+    _, columns = kernel.b.slices(problem.b_shape, mailbox.world_size, mailbox.rank)
+    facts = operand_facts(product.b_shard, columns, problem.n)
+    replicated = kernel.b.axis is None
+    if not replicated:
+        facts = _merge_over_ranks(mailbox, facts, root)
+    x = probe_vectors(problem.n, np.dtype(problem.dtype), seed, skip=facts.nonfinite_columns)
+    y = probe_times(product.b_shard, x[columns])
+    if not replicated:
+        y = all_sum(mailbox, y)
+    verdict = probe_check(product.a_shard, product.c_shard, x, y, facts, rows.start)
+    verdicts = gather_facts(mailbox, asdict(verdict), root)
+    return None if verdicts is None else merge_checks([Check(**of_rank) for of_rank in verdicts])
+
+
+def _merge_over_ranks(mailbox: Mailbox, facts: OperandFacts, root: int) -> OperandFacts:
+    columns = np.flatnonzero(facts.nonfinite_columns)
+    parts = gather_facts(mailbox, [facts.exponent, facts.squares, columns.tolist()], root)
+    parts = broadcast_facts(mailbox, parts, root)
+    return merge_facts([_facts_from(facts, *part) for part in parts])
+
+
+def _facts_from(like: OperandFacts, exponent: int, squares: float, columns: list[int]) -> OperandFacts:
+    nonfinite: Any = np.zeros(like.nonfinite_columns.shape, np.bool_)
+    nonfinite[columns] = True
+    return OperandFacts(like.dtype, exponent, squares, nonfinite)

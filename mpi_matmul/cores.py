@@ -1,0 +1,61 @@
+"""How many BLAS threads a rank should use: the cores of its host, shared out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import threadpoolctl
+
+USER_SETTINGS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def processors() -> list[int]:
+    """The processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def threads_per_rank(processors_of_ranks: Sequence[Collection[int]]) -> int:
+    """BLAS threads for each of the ranks of one host, given the processors that each may run on.
+
+    >>> threads_per_rank([[0, 1, 2, 3]] * 2)
+    2
+    >>> threads_per_rank([[0], [1]])
+    1
+    """
+    cores = len(set().union(*processors_of_ranks))
+    quota = _container_quota()
+    if quota is not None:
+        cores = min(cores, max(1, int(quota)))
+    return max(1, cores // len(processors_of_ranks))
+
+
+def blas_threads(limit: int) -> AbstractContextManager[Any]:
+    """Inside, numpy's BLAS uses at most ``limit`` threads, unless the user has set a number."""
+    if any(os.environ.get(name) for name in USER_SETTINGS):
+        return nullcontext()
+    controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    in_use = max((library["num_threads"] for library in controller.info()), default=1)
+    if in_use <= limit:
+        return nullcontext()
+    return controller.limit(limits=limit)
+
+
+def _container_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
+    """Cores' worth of time that a container may use (cgroup v2), or None when there is no limit."""
+    try:
+        quota, period = path.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

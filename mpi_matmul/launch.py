@@ -1,0 +1,134 @@
+"""Start the ranks: threads here, or this process as one rank of an MPI job. One failure stops all."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+from mpi_matmul.comm.protocol import PointToPoint
+from mpi_matmul.comm.threads import Communicator
+from mpi_matmul.cores import blas_threads, processors, threads_per_rank
+
+T = TypeVar("T")
+
+# Number of processes and own number, as launchers tell them to each process that they start.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+)
+
+
+class LaunchError(RuntimeError):
+    """The ranks cannot be started as asked; the message is for the user."""
+
+
+def on_threads(num_devices: int, program: Callable[[Communicator, int], T]) -> list[T]:
+    """Run ``program(comm, rank)`` on one thread a device; what each returned, in rank order.
+
+    When a device fails the others are woken, all threads end, and its exception is raised here with the
+    device named. Raises comm.threads.Deadlock when all devices wait for messages that nobody sends.
+    """
+    comm = Communicator(num_devices)
+    results: list[Any] = [None] * num_devices
+    failures: list[BaseException] = []
+
+    def device(rank: int) -> None:
+        try:
+            results[rank] = program(comm, rank)
+        except BaseException as error:
+            error.add_note(f"raised on device {rank} of {num_devices}")
+            failures.append(error)  # the first one is the cause, the others were woken by it
+            comm.abort(rank, error)
+        finally:
+            comm.finished(rank)
+
+    threads = [threading.Thread(target=device, args=(rank,), name=f"device {rank}") for rank in range(num_devices)]
+    comm.started(range(num_devices))
+    with blas_threads(threads_per_rank([processors()] * num_devices)):
+        _run_all(threads, comm)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def _run_all(threads: list[threading.Thread], comm: Communicator) -> None:
+    started = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+        for thread in started:
+            thread.join()
+    except BaseException as error:  # Ctrl-C, or no more threads: leave none behind
+        comm.abort(len(started), error)
+        for thread in started:
+            thread.join()
+        raise
+
+
+def on_mpi(program: Callable[[PointToPoint, int], T], comm: Any = None) -> T:
+    """Run ``program(comm, rank)`` as this rank of an MPI communicator (default: the world); collective.
+
+    When it raises on any rank, that rank's traceback is shown and the job ends; in a world of one the
+    exception simply goes on. Raises LaunchError when MPI cannot start, or when a launcher started
+    several processes and each believes to be alone.
+    """
+    mpi = start_mpi()
+    communicator = mpi.MPICommunicator(comm)
+    try:
+        with blas_threads(threads_per_rank(communicator.node_ranks())):
+            value = program(communicator, communicator.rank)
+        communicator.close()
+    except BaseException as error:
+        if mpi.world_size() > 1:
+            mpi.abort_job(error)
+        raise
+    return value
+
+
+def start_mpi() -> ModuleType:
+    """The MPI module, started, in the world that the launcher meant."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # mpi4py's doubts about the launcher: said below
+            from mpi_matmul.comm import mpi
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise LaunchError(f"MPI cannot be started ({reason}); --simulate P needs no MPI") from error
+    if mpi.world_size() == 1 and launched_processes() > 1:
+        raise LaunchError(
+            f"the launcher started {launched_processes()} processes, but {mpi.library_version()} sees one rank: "
+            "mpirun and the MPI library that mpi4py loads are of different makers (or versions)"
+        )
+    mpi.abort_on_uncaught()
+    return mpi
+
+
+def launched_processes() -> int:
+    """How many processes a launcher says that it started; 1 without a launcher."""
+    return max(size for size, _ in _launcher_facts())
+
+
+def launched_rank() -> int:
+    """This process among them, as far as a launcher says; 0 without a launcher."""
+    return max(_launcher_facts())[1]
+
+
+def _launcher_facts() -> list[tuple[int, int]]:
+    facts = [(_number(size, 1), _number(rank, 0)) for size, rank in _LAUNCHERS]
+    if "SLURM_STEP_ID" in os.environ:
+        facts.append((_number("SLURM_NTASKS", 1), _number("SLURM_PROCID", 0)))
+    return facts
+
+
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else default

@@ -1,0 +1,139 @@
+"""The story of a product on one page: distribute -> kernel -> collect -> check."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpi_matmul import memory
+from mpi_matmul.check import Product, check_product
+from mpi_matmul.comm.collectives import barrier, broadcast_facts, gather_facts
+from mpi_matmul.comm.counting import CountingMailbox
+from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
+from mpi_matmul.comm.protocol import PointToPoint, rank_in_world
+from mpi_matmul.distribute import collect, empty_result, scatter
+from mpi_matmul.kernels import Kernel, kernel_named
+from mpi_matmul.launch import on_mpi
+from mpi_matmul.layout import Array
+from mpi_matmul.operands import Problem, admit
+from mpi_matmul.report import Run
+from mpi_matmul.storage import open_matrix
+
+Door = Callable[[], tuple[Array, Array, Problem]]
+Say = Callable[[Callable[[], str]], None]
+
+
+def multiply(
+    mailbox: Mailbox,
+    kernel: Kernel,
+    problem: Problem,
+    a: Array | None,
+    b: Array | None,
+    root: int = 0,
+    check: str = "none",
+    seed: int = 0,
+    say: Say = lambda activity: None,
+) -> tuple[Array | None, Run | None]:
+    """The product c (m, n) and what the run was like, both on ``root`` (None elsewhere).
+
+    ``a`` (m, k) and ``b`` (k, n) are whole on ``root``. Every rank calls this with the same problem.
+    """
+    clock, counter = _Clock(kernel.name, say), CountingMailbox(mailbox)
+    memory.reset_peak()
+    with clock("distribute"):
+        a_shard = scatter(mailbox, a, problem.a_shape, kernel.a, root)
+        b_shard = scatter(mailbox, b, problem.b_shape, kernel.b, root)
+        c, c_shard = empty_result(problem.c_shape, np.dtype(problem.dtype), kernel.c, mailbox, root)
+        barrier(mailbox)
+    with clock("multiply", lambda: f"{counter.sent_messages} of its blocks sent"):
+        kernel.multiply(counter, a_shard, b_shard, c_shard)
+    with clock("collect"):
+        collect(mailbox, c, c_shard, kernel.c, root)
+    peak = memory.peak()
+    with clock("check"):
+        product = Product(a, b, c, a_shard, b_shard, c_shard)
+        verdict = check_product(mailbox, kernel, problem, product, check, clock.seconds["multiply"], seed, root)
+    mine = [clock.seconds, counter.sent_messages, counter.sent_bytes, peak]
+    facts = gather_facts(mailbox, mine, root)
+    if facts is None or verdict is None:
+        return None, None
+    return c, Run.of(kernel.name, problem, facts, verdict)
+
+
+class _Clock:
+    """Seconds of each phase on this rank."""
+
+    def __init__(self, strategy: str, say: Say) -> None:
+        self.seconds: dict[str, float] = {}
+        self._strategy, self._say = strategy, say
+
+    @contextmanager
+    def __call__(self, phase: str, detail: Callable[[], str] | None = None) -> Iterator[None]:
+        self._say(lambda: f"{self._strategy}: {phase}" + (f", {detail()}" if detail else ""))
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - start
+
+
+def matmul(a: Any, b: Any, comm: Any = None, strategy: str = "fsdp", root: int = 0) -> Any:
+    """``a @ b`` on the ranks of an MPI communicator (mpi4py; default: the world). Collective.
+
+    ``a`` and ``b`` are whole on ``root`` (arrays, or paths of .npy files) and ignored elsewhere; the
+    product is returned on ``root``, None elsewhere. The meaning is numpy.matmul's for operands of one and
+    two dimensions: result dtype, integer wrap-around, NaN and Inf, empty dimensions. Operands are never
+    changed, and the product shares no memory with them.
+
+    ``strategy`` is the name of a kernel ("dp", "fsdp"). Raises, on every rank alike, ValueError for
+    shapes that do not fit, unreadable files, an unknown strategy or root, and TypeError for dtypes that
+    cannot be multiplied. Any other failure on any rank ends the MPI job with that rank's traceback.
+    """
+
+    def program(communicator: PointToPoint, rank: int) -> Any:
+        return _matmul(mailbox_of(communicator, rank), a, b, strategy, root)
+
+    outcome = on_mpi(program, comm)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _matmul(mailbox: Mailbox, a: Any, b: Any, strategy: str, root: int) -> Any:
+    try:
+        kernel = kernel_named(strategy)
+        root = rank_in_world("root", root, mailbox.world_size)
+    except (ValueError, TypeError) as error:
+        return error
+    admitted = pass_door(mailbox, lambda: admit(_load(a), _load(b)), root)
+    if isinstance(admitted, Exception):
+        return admitted
+    a, b, problem = admitted
+    c, _ = multiply(mailbox, kernel, problem, a, b, root)
+    return None if c is None else c.reshape(problem.result_shape)[()]
+
+
+def _load(operand: Any) -> Any:
+    return open_matrix(operand) if isinstance(operand, str | os.PathLike) else operand
+
+
+def pass_door(
+    mailbox: Mailbox, door: Door, root: int
+) -> tuple[Array | None, Array | None, Problem] | ValueError | TypeError:
+    """Run ``door()`` on ``root``; the problem on every rank, or the same ValueError or TypeError on every rank."""
+    a = b = None
+    if mailbox.rank != root:
+        facts = broadcast_facts(mailbox, None, root)
+    else:
+        try:
+            a, b, problem = door()
+            facts = {"problem": vars(problem)}
+        except (ValueError, TypeError) as error:
+            facts = {"error": str(error), "is_type_error": isinstance(error, TypeError)}
+        broadcast_facts(mailbox, facts, root)
+    if "error" in facts:
+        return TypeError(facts["error"]) if facts["is_type_error"] else ValueError(facts["error"])
+    return a, b, Problem(**{**facts["problem"], "result_shape": tuple(facts["problem"]["result_shape"])})

@@ -1,0 +1,120 @@
+"""What a run says: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mpi_matmul.operands import Problem
+from mpi_matmul.verify import Check
+
+PHASES = ("distribute", "multiply", "collect", "check")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One product by one kernel. Seconds are those of the slowest rank; lists are in rank order."""
+
+    strategy: str
+    seconds: dict[str, float]
+    gflops: float
+    kernel_sent_messages: list[int]
+    kernel_sent_bytes: list[int]
+    peak_memory_bytes: list[int]
+    check: Check
+    baseline_memory_bytes: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, strategy: str, problem: Problem, facts: list[Any], check: Check) -> Run:
+        """From what every rank says: [seconds, messages, bytes, peak]."""
+        all_seconds, messages, sent, peak = (list(column) for column in zip(*facts, strict=True))
+        seconds = {phase: max(of_rank[phase] for of_rank in all_seconds) for phase in PHASES}
+        gflops = operations(problem) / max(seconds["multiply"], 1e-9) / 1e9
+        return cls(strategy, seconds, gflops, messages, sent, peak, check)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All runs of one program."""
+
+    world_size: int
+    backend: str
+    mpi_library: str | None
+    hosts: list[str]
+    shape: list[int]
+    dtype: str
+    baseline_memory_bytes: list[int]
+    runs: list[Run] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        self.runs.append(replace(run, baseline_memory_bytes=self.baseline_memory_bytes))
+
+    @property
+    def passed(self) -> bool:
+        return all(run.check.passed for run in self.runs)
+
+
+def operations(problem: Problem) -> int:
+    """Additions and multiplications of real numbers in the product."""
+    per_term = 8 if np.dtype(problem.dtype).kind == "c" else 2
+    return per_term * problem.m * problem.k * problem.n
+
+
+def to_json(report: Report) -> str:
+    """The report as a JSON object; numbers that JSON does not have (nan, inf) are null."""
+    return json.dumps(_finite(asdict(report)), indent=2, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_table(report: Report) -> str:
+    """A heading, and one line a strategy."""
+    m, k, n = report.shape
+    hosts = list(dict.fromkeys(report.hosts))
+    where = "threads of one process" if report.backend == "threads" else report.mpi_library
+    heading = (
+        f"({m} x {k}) @ ({k} x {n}) {report.dtype} on {report.world_size} "
+        f"{'rank' if report.world_size == 1 else 'ranks'}, {where}, "
+        f"{len(hosts)} {'host' if len(hosts) == 1 else 'hosts'}: {', '.join(hosts)}"
+    )
+    rows = [_TITLES, *(_row(run) for run in report.runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    verdicts = [f"{run.strategy}: {_verdict(run.check)}" for run in report.runs]
+    return "\n".join([heading, *lines, *verdicts])
+
+
+_TITLES = ("strategy", *PHASES, "GFLOP/s", "sent in product", "peak memory of a rank")
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    phases = (f"{run.seconds[phase]:.4f} s" for phase in PHASES)
+    memory = f"{_size(min(run.peak_memory_bytes))} to {_size(max(run.peak_memory_bytes))}"
+    return (run.strategy, *phases, f"{run.gflops:.1f}", _size(sum(run.kernel_sent_bytes)), memory)
+
+
+def _verdict(check: Check) -> str:
+    if check.kind == "none":
+        return "not checked"
+    how = {"exact": "against numpy's product", "probe": "by random vectors (Freivalds)"}[check.kind]
+    if not check.passed:
+        return f"WRONG {how}: {check.detail}"
+    return f"correct {how}: largest error {check.max_error:.3g}, allowed {check.error_bound:.3g}"
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

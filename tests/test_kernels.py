@@ -1,0 +1,206 @@
+"""Every kernel against numpy's plain product: any shape, any dtype, any number of ranks, in every world."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import worlds
+
+from mpi_matmul import compute_fn, dp_mat_mul, fsdp_compute_fn, fsdp_mat_mul
+from mpi_matmul.kernels import KERNELS
+from mpi_matmul.layout import block_range
+
+pytestmark = pytest.mark.parametrize("strategy", KERNELS)
+SIMULATED = {"dp": dp_mat_mul, "fsdp": fsdp_mat_mul}
+
+
+def counting_up(*shape, dtype=float):
+    return (np.arange(np.prod(shape, dtype=int)) % 11 - 3).reshape(shape).astype(dtype)
+
+
+def assert_same(c, expected):
+    assert c.dtype == expected.dtype
+    assert c.shape == expected.shape
+    np.testing.assert_array_equal(c, expected)
+
+
+def check_product(world, strategy, a, b):
+    a_before, b_before = a.copy(), b.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = np.matmul(a, b)
+        for c, _ in world.product(strategy, a, b):
+            assert_same(c, expected)
+            assert not np.shares_memory(c, a)
+            assert not np.shares_memory(c, b)
+    np.testing.assert_array_equal(a, a_before)
+    np.testing.assert_array_equal(b, b_before)
+
+
+SHAPES = {
+    "sizes divide": (16, 8, 12),
+    "square": (8, 8, 8),
+    "nothing divides": (7, 5, 11),
+    "one number": (1, 1, 1),
+    "one row": (1, 5, 9),
+    "one column": (9, 5, 1),
+    "k is one": (6, 1, 7),
+    "fewer rows than ranks": (3, 40, 50),
+    "fewer columns than ranks": (50, 40, 2),
+    "no rows": (0, 4, 5),
+    "no columns": (3, 4, 0),
+    "nothing to add up": (3, 0, 2),
+    "nothing at all": (0, 0, 0),
+    "tall": (301, 3, 2),
+    "wide": (2, 3, 301),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+def test_shapes(world, strategy, shape, dtype):
+    m, k, n = shape
+    check_product(world, strategy, counting_up(m, k, dtype=dtype), counting_up(k, n, dtype=dtype))
+
+
+def test_every_small_shape(world, strategy):
+    for m, k, n in itertools.product(range(18), (1, 4, 5), (1, 3)):
+        if world.name.startswith("threads") or m % 4 == 1:
+            check_product(world, strategy, counting_up(m, k), counting_up(k, n))
+
+
+@pytest.mark.parametrize("num_devices", range(1, 9))
+@pytest.mark.parametrize("seed", range(3))
+def test_the_device_programs_on_somebody_elses_communicator(strategy, num_devices, seed):
+    """With random delays and orders, three products in a row, no pause between them."""
+    program = {"dp": compute_fn, "fsdp": fsdp_compute_fn}[strategy]
+    kernel, operands = KERNELS[strategy], [(counting_up(7 + i, 5), counting_up(5, 6)) for i in range(3)]
+    results = [[None] for _ in operands]
+
+    def device(comm, rank):
+        for (a, b), result in zip(operands, results, strict=True):
+            a_chunk = a[kernel.a.slices(a.shape, num_devices, rank)]
+            b_chunk = b[kernel.b.slices(b.shape, num_devices, rank)]
+            program(comm, rank, a_chunk, b_chunk, result)
+
+    worlds.bare(num_devices, seed).run(device)
+    for (a, b), result in zip(operands, results, strict=True):
+        assert_same(result[0], a @ b)
+
+
+def test_the_device_programs_take_any_split(strategy):
+    """Not only the split of numpy.array_split: the last device has what is left over."""
+    program = {"dp": compute_fn, "fsdp": fsdp_compute_fn}[strategy]
+    a, b, result = counting_up(7, 4), counting_up(4, 8), {}
+
+    def device(comm, rank):
+        a_chunk = [a[:1], a[1:1], a[1:]][rank]
+        b_chunk = b if strategy == "dp" else [b[:, :2], b[:, 2:3], b[:, 3:]][rank]
+        program(comm, rank, a_chunk, b_chunk, result)
+
+    worlds.threads(3).run(device)
+    assert_same(result[0], a @ b)
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_devices"),
+    [
+        ((8, 6, 4), 2),
+        ((16, 8, 12), 4),
+        ((4, 3, 5), 1),
+        ((4, 3, 5), 2),
+        ((4, 3, 5), 3),
+        ((8, 8, 8), 4),
+        ((5, 7, 3), 8),
+    ],
+)
+def test_worked_examples_on_threads(strategy, shape, num_devices):
+    m, k, n = shape
+    a, b = counting_up(m, k), counting_up(k, n)
+    assert_same(SIMULATED[strategy](a, b, num_devices), a @ b)
+
+
+def test_the_example_with_known_numbers(world, strategy):
+    for c, _ in world.product(strategy, np.arange(12.0).reshape(4, 3), np.arange(12.0).reshape(3, 4)):
+        assert c[0].tolist() == [20, 23, 26, 29]
+        assert c[3].tolist() == [128, 158, 188, 218]
+
+
+OPERANDS = {
+    "float16 whose partial sums overflow": (
+        np.array([[60000, 60000, -60000, -60000]], np.float16),
+        np.ones((4, 1), np.float16),
+    ),
+    "bool is or of ands": (np.array([[1, 1], [0, 1]], bool),) * 2,
+    "big-endian": (np.arange(6, dtype=">f8").reshape(2, 3), np.arange(6, dtype=">f8").reshape(2, 3).T),
+    "Fortran order": (np.asfortranarray(counting_up(9, 7)), np.asfortranarray(counting_up(7, 5))),
+    "int32 wraps around": (np.array([[100000, 100000]], np.int32), np.array([[100000], [100000]], np.int32)),
+    "int64 beyond float64": (np.array([[2**53 + 1, 1]]), np.ones((2, 1), np.int64)),
+    "uint8 wraps around": (counting_up(5, 9, dtype="u1"), counting_up(9, 4, dtype="u1")),
+    "nan and inf": (np.array([[1, np.nan], [np.inf, 0], [1, 1]]), np.array([[1, 2, 3], [0, -np.inf, 4]])),
+    "complex64": (counting_up(5, 4) + 1j * counting_up(5, 4).astype("c8"), counting_up(4, 3, dtype="c8")),
+    "long double": (counting_up(5, 4, dtype="g"), counting_up(4, 6, dtype="g")),
+    "float32 by int64": (counting_up(5, 4, dtype="f4"), counting_up(4, 6, dtype="i8")),
+    "bool by float16": (counting_up(5, 4) > 0, counting_up(4, 6, dtype="f2")),
+    "int8 by uint16": (counting_up(5, 4, dtype="i1"), counting_up(4, 6, dtype="u2")),
+    "lists": ([[1, 2], [3, 4]], [[5, 6, 7], [8, 9, 10]]),
+    "strided": (counting_up(12, 8)[::2, ::-2], counting_up(8, 9)[::2, ::3]),
+    "vector by matrix": (counting_up(4), counting_up(4, 6)),
+    "matrix by vector": (counting_up(5, 4), counting_up(4)),
+    "vector by vector": (counting_up(4), counting_up(4)),
+}
+
+
+@pytest.mark.parametrize("case", OPERANDS)
+def test_dtypes_and_layouts(world, strategy, case):
+    a, b = OPERANDS[case]
+    expected = np.matmul(a, b)
+    for c, run in world.product(strategy, a, b, check="exact"):
+        assert_same(c, expected)
+        assert run.check.passed
+
+
+@pytest.mark.parametrize("case", OPERANDS)
+def test_the_simulator_gives_numpys_result(strategy, case):
+    a, b = OPERANDS[case]
+    c = SIMULATED[strategy](a, b, 3)
+    assert type(c) is type(np.matmul(a, b))
+    assert_same(c, np.matmul(a, b))
+
+
+def test_a_matrix_by_itself_and_by_its_transpose(world, strategy):
+    a = np.random.default_rng(7).standard_normal((13, 13))
+    before = a.tobytes()
+    for b in (a, a.T):
+        for c, run in world.product(strategy, a, b, check="exact"):
+            assert run.check.passed
+            assert not np.shares_memory(a, c)
+    assert a.tobytes() == before
+
+
+@pytest.mark.parametrize("check", ["exact", "probe", "auto"])
+def test_float32_with_a_long_k_is_accepted(world, strategy, check):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 16, 4096)).astype(np.float32)
+    for c, run in world.product(strategy, a, b.T.copy(), check=check):
+        assert run.check.passed, run.check
+        assert run.check.kind == {"auto": "exact"}.get(check, check)
+        assert 0 < run.check.error_bound < 1
+        assert c.dtype == np.float32
+
+
+def test_traffic_inside_the_product(world, strategy):
+    """dp sends nothing; fsdp sends every shard of b to everyone else, once round the ring."""
+    m, k, n, p = 10, 7, 9, world.num_devices
+    widths = [stop - start for start, stop in (block_range(n, p, rank) for rank in range(p))]
+    for _, run in world.product(strategy, counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")):
+        if strategy == "dp":
+            assert run.kernel_sent_bytes == run.kernel_sent_messages == [0] * p
+            continue
+        assert sum(run.kernel_sent_bytes) == (p - 1) * k * n * 4
+        assert run.kernel_sent_messages == [p - 1] * p
+        # A rank passes on all shards but the one that its neighbour ahead began with.
+        assert run.kernel_sent_bytes == [k * (n - widths[(rank + 1) % p]) * 4 for rank in range(p)]

@@ -1,0 +1,113 @@
+"""The worlds in which one and the same program of a rank must give the same: threads, a bare
+communicator of somebody else's, and (with --with-mpi) the ranks of mpirun.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpi_matmul.comm.mailbox import mailbox_of
+from mpi_matmul.kernels import kernel_named
+from mpi_matmul.launch import on_threads
+from mpi_matmul.multiply import multiply, pass_door
+from mpi_matmul.operands import admit
+
+Program = Callable[[Any, int], Any]
+
+
+class BareCommunicator:
+    """Somebody else's: two methods and a number. Messages of one pair keep their order; between senders the
+    order is random, and so are the delays."""
+
+    def __init__(self, num_devices: int, seed: int = 0, patience: float = 20.0) -> None:
+        self.num_devices = num_devices
+        self._random = random.Random(seed)
+        self._patience = patience
+        self._arrived = threading.Condition()
+        self._waiting = [[deque() for _ in range(num_devices)] for _ in range(num_devices)]
+
+    def send(self, src: int, dst: int, data: Any) -> None:
+        time.sleep(self._random.random() * 1e-3)
+        with self._arrived:
+            self._waiting[dst][src].append(np.array(data, order="C"))
+            self._arrived.notify_all()
+
+    def recv(self, dst: int) -> tuple[int, Any]:
+        time.sleep(self._random.random() * 1e-3)
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: any(self._waiting[dst]), self._patience):
+                raise TimeoutError(f"device {dst} waits for a message that does not come")
+            src = self._random.choice([src for src, queue in enumerate(self._waiting[dst]) if queue])
+            return src, self._waiting[dst][src].popleft()
+
+
+class World:
+    """``run(program)`` runs ``program(comm, rank)`` on every rank; the results known here, in rank order."""
+
+    def __init__(self, name: str, num_devices: int, run: Callable[[Program], list[Any]]) -> None:
+        self.name, self.num_devices, self.run = name, num_devices, run
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def product(self, strategy: str, a: Any, b: Any, check: str = "none") -> list[Any]:
+        """``(c, run)`` of the whole story (distribute, multiply, collect, check), where it is known here."""
+
+        def program(comm: Any, rank: int) -> Any:
+            mailbox = mailbox_of(comm, rank)
+            admitted = pass_door(mailbox, lambda: admit(a, b), 0)
+            if isinstance(admitted, Exception):
+                raise admitted
+            shards_of = admitted[:2]
+            c, run = multiply(mailbox, kernel_named(strategy), admitted[2], *shards_of, check=check)
+            return None if c is None else (c.reshape(admitted[2].result_shape), run)
+
+        return [outcome for outcome in self.run(program) if outcome is not None]
+
+
+def threads(num_devices: int) -> World:
+    return World(f"threads-{num_devices}", num_devices, lambda program: on_threads(num_devices, program))
+
+
+def bare(num_devices: int, seed: int = 0) -> World:
+    def run(program: Program) -> list[Any]:
+        comm = BareCommunicator(num_devices, seed)
+        return on_threads(num_devices, lambda _, rank: program(comm, rank))
+
+    return World(f"bare-{num_devices}", num_devices, run)
+
+
+def mpi(comm: Any) -> World:
+    """This process is one rank: ``run`` returns the result of this rank alone."""
+    from mpi_matmul.comm.mpi import MPICommunicator
+
+    def run(program: Program) -> list[Any]:
+        communicator = MPICommunicator(comm)
+        result = program(communicator, communicator.rank)
+        communicator.close()
+        return [result]
+
+    return World("mpi", comm.Get_size(), run)
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param((threads, number), id=f"threads-{number}") for number in (1, 2, 3, 4, 8)),
+        *(pytest.param((bare, number), id=f"bare-{number}") for number in (3, 5)),
+        pytest.param(None, id="mpi", marks=pytest.mark.mpi),
+    ]
+)
+def world(request: pytest.FixtureRequest) -> World:
+    """Each world in turn."""
+    if request.param is None:
+        return mpi(request.getfixturevalue("mpi_comm"))
+    make, number = request.param
+    return make(number)
