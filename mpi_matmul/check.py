@@ -41,7 +41,14 @@ class Product:
 
 
 def check_product(
-    mailbox: Mailbox, kernel: Kernel, problem: Problem, product: Product, kind: str, seconds: float, seed: int, root: int
+    mailbox: Mailbox,
+    kernel: Kernel,
+    problem: Problem,
+    product: Product,
+    kind: str,
+    seconds: float,
+    seed: int,
+    root: int,
 ) -> Check | None:
     """The verdict on ``root`` (None elsewhere). Every rank calls this.
 

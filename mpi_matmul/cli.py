@@ -37,7 +37,9 @@ def main(argv: Sequence[str]) -> int:
         if options.simulate is None:
             return on_mpi(lambda comm, rank: run(options, comm, rank))
         if launched_processes() > 1:
-            raise _Said("mpi_matmul: --simulate runs all ranks in one process: start it without mpirun\n", BAD_INPUT)
+            raise _Said(
+                "mpi_matmul: --simulate runs all ranks in one process: start it without mpirun\n", BAD_INPUT
+            )
         return on_threads(options.simulate, lambda comm, rank: run(options, comm, rank))[0]
     except _Said as said:
         return _say_once(said)
@@ -143,7 +145,10 @@ class _Outputs:
         if self._options.output is not None:
             self._product = OutputFile(self._options.output, inputs=inputs)
             self._product.check_space(problem.m * problem.n * np.dtype(problem.dtype).itemsize)
-            inputs.append(self._options.output)
+            if self._options.json is not None and os.path.realpath(self._options.json) == os.path.realpath(
+                self._options.output
+            ):
+                raise FileError(self._options.json, "is the name of the product and of the report")
         if self._options.json not in (None, "-"):
             self._report = OutputFile(self._options.json, inputs=inputs)
 
@@ -151,7 +156,7 @@ class _Outputs:
         """Write and print everything; the exit status. Raises FileError when a file cannot be written."""
         people = sys.stderr if self._options.json == "-" else sys.stdout
         _print(to_table(report), people)
-        if self._product is not None and report.passed:
+        if self._product is not None and c is not None and report.passed:
             self._product.write_array(c)
         if self._report is not None:
             self._report.write_text(to_json(report))
@@ -232,15 +237,32 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="mpirun -n P python -m mpi_matmul",
-        description="Multiply two matrices that are sharded over MPI ranks; rank 0 gathers and checks the product.",
-        epilog="Exit status: 0 done and checked, 1 a check failed, 2 bad usage or input; else a rank has crashed.",
+        description="Multiply two matrices sharded over MPI ranks; rank 0 gathers and checks the product.",
+        epilog="Exit status: 0 done and checked, 1 a check failed, 2 bad usage or input; else a crash.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("operands", nargs="*", metavar="FILE", help="A.npy and B.npy (default: random matrices)")
-    add("-o", "--output", metavar="C.npy", help="write the product (of the last strategy, when all checks pass)")
-    add("--strategy", nargs="+", choices=list(KERNELS), metavar="NAME", help=f"kernels to run: {', '.join(KERNELS)}")
-    add("--shape", nargs=3, type=_at_least(0), metavar=("M", "K", "N"), help="random operands (default 1024 each)")
+    add(
+        "-o",
+        "--output",
+        metavar="C.npy",
+        help="write the product (of the last strategy, when all checks pass)",
+    )
+    add(
+        "--strategy",
+        nargs="+",
+        choices=list(KERNELS),
+        metavar="NAME",
+        help=f"kernels to run: {', '.join(KERNELS)}",
+    )
+    add(
+        "--shape",
+        nargs=3,
+        type=_at_least(0),
+        metavar=("M", "K", "N"),
+        help="random operands (default 1024 each)",
+    )
     add("--dtype", type=_dtype, metavar="D", help="their numpy dtype (default float64)")
     add("--seed", type=_at_least(0), metavar="S", help="of random operands and of the probe (default 42)")
     add("--check", choices=("auto", "exact", "probe", "none"), default="auto", help=_CHECK_HELP)

@@ -49,7 +49,8 @@ def blas_threads(limit: int) -> AbstractContextManager[Any]:
     in_use = max((library["num_threads"] for library in controller.info()), default=1)
     if in_use <= limit:
         return nullcontext()
-    return controller.limit(limits=limit)
+    limited: AbstractContextManager[Any] = controller.limit(limits=limit)
+    return limited
 
 
 def _container_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:

@@ -55,7 +55,7 @@ def _is_mapped(array: Any) -> bool:
 def empty_result(
     shape: Shape, dtype: np.dtype[Any], placement: Placement, mailbox: Mailbox, root: int
 ) -> tuple[Array | None, Array]:
-    """``(c, c_shard)``, unfilled. ``root`` has the whole c and its shard is a view of it; elsewhere c is None."""
+    """``(c, c_shard)``, unfilled. On ``root`` the shard is a view of the whole c; elsewhere c is None."""
     if mailbox.rank == root:
         c = np.empty(shape, dtype)
         return c, c[placement.slices(shape, mailbox.world_size, root)]

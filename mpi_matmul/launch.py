@@ -50,7 +50,9 @@ def on_threads(num_devices: int, program: Callable[[Communicator, int], T]) -> l
         finally:
             comm.finished(rank)
 
-    threads = [threading.Thread(target=device, args=(rank,), name=f"device {rank}") for rank in range(num_devices)]
+    threads = [
+        threading.Thread(target=device, args=(rank,), name=f"device {rank}") for rank in range(num_devices)
+    ]
     comm.started(range(num_devices))
     with blas_threads(threads_per_rank([processors()] * num_devices)):
         _run_all(threads, comm)
@@ -99,14 +101,14 @@ def start_mpi() -> ModuleType:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # mpi4py's doubts about the launcher: said below
-            from mpi_matmul.comm import mpi
+            import mpi_matmul.comm.mpi as mpi
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise LaunchError(f"MPI cannot be started ({reason}); --simulate P needs no MPI") from error
     if mpi.world_size() == 1 and launched_processes() > 1:
         raise LaunchError(
             f"the launcher started {launched_processes()} processes, but {mpi.library_version()} sees one rank: "
-            "mpirun and the MPI library that mpi4py loads are of different makers (or versions)"
+            "mpirun and the MPI library that mpi4py loads do not belong together"
         )
     mpi.abort_on_uncaught()
     return mpi

@@ -1,4 +1,4 @@
-"""Memory of this process, in bytes (Linux; where the system does not tell, the high-water mark of its life)."""
+"""Memory of this process, in bytes (where there is no /proc: always the high-water mark of its life)."""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def multiply(
     peak = memory.peak()
     with clock("check"):
         product = Product(a, b, c, a_shard, b_shard, c_shard)
-        verdict = check_product(mailbox, kernel, problem, product, check, clock.seconds["multiply"], seed, root)
+        verdict = check_product(
+            mailbox, kernel, problem, product, check, clock.seconds["multiply"], seed, root
+        )
     mine = [clock.seconds, counter.sent_messages, counter.sent_bytes, peak]
     facts = gather_facts(mailbox, mine, root)
     if facts is None or verdict is None:
@@ -123,7 +125,7 @@ def _load(operand: Any) -> Any:
 def pass_door(
     mailbox: Mailbox, door: Door, root: int
 ) -> tuple[Array | None, Array | None, Problem] | ValueError | TypeError:
-    """Run ``door()`` on ``root``; the problem on every rank, or the same ValueError or TypeError on every rank."""
+    """What ``door()`` gives on ``root``: operands there, the problem on every rank, or the same error on all."""
     a = b = None
     if mailbox.rank != root:
         facts = broadcast_facts(mailbox, None, root)

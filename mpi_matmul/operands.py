@@ -41,23 +41,29 @@ def admit(a: Any, b: Any, a_name: str = "a", b_name: str = "b") -> tuple[Array, 
     """Both operands as 2-D views, and the problem that they pose, by the rules of numpy.matmul.
 
     A 1-D a is a row, a 1-D b is a column, and that dimension is dropped from the result. Raises ValueError
-    with both shapes when they do not fit or are not 1-D or 2-D, TypeError when the dtypes cannot be multiplied.
+    with both shapes when they do not fit or are not 1-D or 2-D, TypeError when the dtypes cannot be
+    multiplied.
     """
     a, b = _numbers(a, a_name), _numbers(b, b_name)
     if not (1 <= a.ndim <= 2 and 1 <= b.ndim <= 2):
         raise ValueError(f"{a_name} {a.shape} and {b_name} {b.shape}: expected operands of 1 or 2 dimensions")
     if a.shape[-1] != b.shape[0]:
         raise ValueError(
-            f"{a_name} {a.shape} and {b_name} {b.shape} do not fit: {a.shape[-1]} columns against {b.shape[0]} rows"
+            f"{a_name} {a.shape} and {b_name} {b.shape} do not fit: "
+            f"{a.shape[-1]} columns against {b.shape[0]} rows"
         )
     try:
         dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[2]
     except TypeError:
-        raise TypeError(f"{a_name} {a.dtype} and {b_name} {b.dtype}: numpy cannot multiply these dtypes") from None
+        raise TypeError(
+            f"{a_name} {a.dtype} and {b_name} {b.dtype}: numpy cannot multiply these dtypes"
+        ) from None
     result_shape = a.shape[:-1] + b.shape[1:]
     a = a if a.ndim == 2 else a[np.newaxis, :]
     b = b if b.ndim == 2 else b[:, np.newaxis]
-    problem = Problem(a.shape[0], a.shape[1], b.shape[1], str(a.dtype), str(b.dtype), str(dtype), result_shape)
+    problem = Problem(
+        a.shape[0], a.shape[1], b.shape[1], str(a.dtype), str(b.dtype), str(dtype), result_shape
+    )
     return a, b, problem
 
 
@@ -77,6 +83,4 @@ def random_matrix(rng: np.random.Generator, shape: Shape, dtype: npt.DTypeLike) 
         return rng.integers(0, 10, shape).astype(kind)
     if kind.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(kind)
-    if kind in (np.float32, np.float64):
-        return rng.standard_normal(shape, dtype=kind.newbyteorder("=")).astype(kind, copy=False)  # type: ignore[call-overload,no-any-return]
-    return rng.standard_normal(shape).astype(kind)
+    return rng.standard_normal(shape).astype(kind, copy=False)

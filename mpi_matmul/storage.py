@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from mpi_matmul.layout import Array
+
 Path = str | os.PathLike[str]
 
 MAGIC = b"\x93NUMPY"

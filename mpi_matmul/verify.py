@@ -18,7 +18,7 @@ that it never excuses an error of 1 %.
 
 What is left are sums that go far up and come back (sorted data). An element above the bound is therefore
 **looked at again**: its dot product is added up in three orders, and with s the largest partial sum and d
-the largest error of a running sum on the way, c may differ by 4 (sqrt(k) u s + d), but never by more than
+the largest error of a running sum on its way, c may differ by 4 (sqrt(k) u s + d), but never by more than
 what holds for every order of summation (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
 section 3.1; once for each of the two products):
 
@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from mpi_matmul.layout import Array
+
 Index = slice | NDArray[np.integer[Any]]
 
 PROBE_TRIALS = 20
@@ -113,8 +114,10 @@ def exact_check(a: Array, b: Array, c: Array) -> Check:
         return merge_checks([_judge_equal(a[rows] @ b, c[rows], rows.start) for rows in panels])
     norms = _row_norms(b.T)
     return merge_checks(
-        [_judge_rounding(a[rows].astype(product, copy=False), b, norms, c[rows], rows.start) for rows in
-        panels]
+        [
+            _judge_rounding(a[rows].astype(product, copy=False), b, norms, c[rows], rows.start)
+            for rows in panels
+        ]
     )
 
 
@@ -222,11 +225,12 @@ def _look_again(a_rows: Array, b: Array, reference: Array, reach: Array, error: 
 
 
 def _stray(left: Array, right: Array, unit: Any) -> Array:
-    """How far sums of these products may stray: left and right (s, k) -> (s,), sqrt(k) u max |partial sum|, plus
-    the largest error that running sums meet on their way.
+    """How far sums of these products may stray, left and right (s, k) -> (s,).
 
-    On their way: where a sum goes up and comes back, its errors may cancel in one order and not in another. What
-    an addition loses is found by TwoSum (Knuth; Higham, Accuracy and Stability, section 4.3), in any type.
+    That is sqrt(k) u max |partial sum|, plus the largest error that running sums meet on their way.
+
+    On their way: where a sum goes up and comes back, its errors may cancel in one order and not in another.
+    What an addition loses is found, in any type, by TwoSum (Knuth; Higham, Accuracy and Stability, 4.3).
     """
     adding = np.result_type(left.dtype, np.float32)
     k = left.shape[1]
@@ -268,8 +272,11 @@ def merge_facts(parts: Sequence[OperandFacts]) -> OperandFacts:
 
 
 def probe_vectors(
-    n: int, product: np.dtype[Any], seed: int, trials: int = PROBE_TRIALS, skip: NDArray[np.bool_] | None =
-    None
+    n: int,
+    product: np.dtype[Any],
+    seed: int,
+    trials: int = PROBE_TRIALS,
+    skip: NDArray[np.bool_] | None = None,
 ) -> Array:
     """Random x, (n, trials), the same for the same arguments; rows marked in skip (n,) are 0.
 

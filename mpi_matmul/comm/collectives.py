@@ -37,7 +37,7 @@ def broadcast(mailbox: Mailbox, array: Array | None, root: int) -> Array:
 
 
 def gather(mailbox: Mailbox, array: Array, root: int) -> list[Array] | None:
-    """Every rank's ``array`` on ``root``, in rank order (None elsewhere). p - 1 messages; sizes may differ."""
+    """Every rank's ``array`` on ``root``, in rank order (None elsewhere); any sizes. p - 1 messages."""
     if mailbox.rank != root:
         mailbox.start_send(root, array).wait()
         return None

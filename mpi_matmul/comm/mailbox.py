@@ -16,7 +16,6 @@ from typing import Any
 from mpi_matmul.comm.protocol import Matching, PointToPoint, Transfer, check_expected, rank_in_world
 from mpi_matmul.layout import Array
 
-
 Arrivals = defaultdict[int, deque[Array]]
 
 

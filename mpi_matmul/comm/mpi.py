@@ -73,7 +73,7 @@ class MPICommunicator:
         return src, self.start_recv(dst, src).wait()
 
     def start_send(self, src: int, dst: int, data: Array) -> MPISend:
-        """Send without a copy (where the bytes can go as they lie): ``data`` must not change before wait()."""
+        """Send without a copy, if the bytes can go as they lie; ``data`` must not change before wait()."""
         self._check(src, dst)
         array = as_sendable(data)
         plain = array if is_plain(array) else snapshot(array)
@@ -120,7 +120,9 @@ class MPICommunicator:
     def node_ranks(self) -> list[list[int]]:
         """For every rank on this host: the processors that it may run on."""
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        processors = node.allgather(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [])
+        processors = node.allgather(
+            sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        )
         node.Free()
         return processors
 
@@ -179,7 +181,9 @@ class MPIReceive:
 
     def _receive_into(self, target: Array) -> None:
         self._target = target
-        self._requests = [self._comm.Irecv([piece, MPI.BYTE], self.src, DATA_TAG) for piece in _pieces(target)]
+        self._requests = [
+            self._comm.Irecv([piece, MPI.BYTE], self.src, DATA_TAG) for piece in _pieces(target)
+        ]
 
 
 def _pieces(array: Array) -> Iterator[Array]:
@@ -257,7 +261,11 @@ def abort_job(error: BaseException) -> None:
 
 def abort_on_uncaught() -> None:
     """From now on an exception that ends this process ends the whole job: nobody waits for a dead rank."""
-    if MPI.COMM_WORLD.Get_size() == 1 or getattr(sys.excepthook, "ends_mpi_job", False) or hasattr(sys, "ps1"):
+    if (
+        MPI.COMM_WORLD.Get_size() == 1
+        or getattr(sys.excepthook, "ends_mpi_job", False)
+        or hasattr(sys, "ps1")
+    ):
         return
     previous = sys.excepthook
 

@@ -99,4 +99,8 @@ class Communicator:
         stuck = self._running & self._waiting
         if stuck and stuck == self._running and all(self.inboxes[rank].empty() for rank in stuck):
             ranks = ", ".join(map(str, sorted(stuck)))
-            self._fail(Deadlock(f"every device that still runs ({ranks}) waits for a message, and none is on its way"))
+            self._fail(
+                Deadlock(
+                    f"every device that still runs ({ranks}) waits for a message, and none is on its way"
+                )
+            )

@@ -1,0 +1,161 @@
+"""matmul: the product on the ranks of an MPI communicator, called from a user's own program."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+from launcher import run_ranks
+
+from mpi_matmul import matmul
+from mpi_matmul.kernels import KERNELS
+
+on_every_strategy = pytest.mark.parametrize("strategy", KERNELS)
+
+
+@pytest.mark.mpi
+@on_every_strategy
+def test_whole_operands_on_the_root_alone(mpi_comm, strategy):
+    rng = np.random.default_rng(1)
+    for root in {0, mpi_comm.size - 1}:
+        a, b = rng.standard_normal((7, 5)), rng.standard_normal((5, 6))
+        is_root = mpi_comm.rank == root
+        c = matmul(a if is_root else None, b if is_root else None, mpi_comm, strategy, root=root)
+        if is_root:
+            np.testing.assert_allclose(c, a @ b, rtol=1e-13)
+        else:
+            assert c is None
+
+
+@pytest.mark.mpi
+@on_every_strategy
+def test_two_products_in_a_row_with_printing_between(mpi_comm, strategy):
+    a = np.arange(12.0).reshape(4, 3) if mpi_comm.rank == 0 else None
+    c = matmul(a, None if a is None else a.T, mpi_comm, strategy)
+    if mpi_comm.rank == 0:
+        print(c)
+    d = matmul(c, c, mpi_comm, strategy)
+    if mpi_comm.rank == 0:
+        assert (d == (a @ a.T) @ (a @ a.T)).all()
+
+
+@pytest.mark.mpi
+@on_every_strategy
+def test_a_matrix_by_itself_stays_as_it_is(mpi_comm, strategy):
+    a = np.random.default_rng(2).standard_normal((9, 9))
+    before = a.tobytes()
+    for b in (a, a.T):
+        c = matmul(a, b, mpi_comm, strategy)
+        if mpi_comm.rank == 0:
+            np.testing.assert_allclose(c, a @ b, rtol=1e-12)
+            assert not np.shares_memory(a, c)
+            c[...] = 0
+    assert a.tobytes() == before
+    assert a.flags.writeable
+
+
+@pytest.mark.mpi
+def test_vectors_and_numbers_of_numpys_kind(mpi_comm):
+    v = np.arange(5)
+    for a, b in ((v, v), (v, np.ones((5, 2), int)), (np.ones((3, 5), int), v)):
+        c = matmul(a, b, mpi_comm)
+        if mpi_comm.rank == 0:
+            assert type(c) is type(np.matmul(a, b))
+            np.testing.assert_array_equal(c, np.matmul(a, b))
+
+
+@pytest.mark.mpi
+@on_every_strategy
+def test_paths_of_files(mpi_comm, strategy, mpi_tmp_path):
+    a = np.arange(6, dtype=">f8").reshape(2, 3)
+    path = str(mpi_tmp_path / "A.npy")
+    if mpi_comm.rank == 0:
+        np.save(path, a)
+    mpi_comm.Barrier()
+    c = matmul(path, a.T, mpi_comm, strategy)
+    if mpi_comm.rank == 0:
+        assert c.tolist() == [[5, 14], [14, 50]]
+
+
+BAD = {
+    "shapes": (np.ones((2, 3)), np.ones((2, 3)), {}, ValueError, r"\(2, 3\) and b \(2, 3\)"),
+    "a number": (np.ones(()), np.ones(3), {}, ValueError, r"\(\) and b \(3,\)"),
+    "vectors": (np.ones(1), np.ones(3), {}, ValueError, r"\(1,\) and b \(3,\)"),
+    "text": (np.array([["x"]]), np.ones((1, 1)), {}, TypeError, "<U1"),
+    "objects": (np.array([[None]]), np.ones((1, 1)), {}, TypeError, "object"),
+    "nothing on the root": (None, None, {}, TypeError, "object"),
+    "missing file": ("no_such_file.npy", np.ones((1, 1)), {}, ValueError, "no_such_file.npy"),
+    "strategy": (np.ones((1, 1)), np.ones((1, 1)), {"strategy": "magic"}, ValueError, "magic.*dp, fsdp"),
+    "root": (np.ones((1, 1)), np.ones((1, 1)), {"root": 99}, ValueError, "root is 99"),
+    "communicator": (np.ones((1, 1)), np.ones((1, 1)), {"comm": "world"}, TypeError, "world"),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("case", BAD)
+def test_bad_operands_raise_the_same_on_every_rank(mpi_comm, case):
+    a, b, options, kind, message = BAD[case]
+    mine = (a, b) if mpi_comm.rank == 0 else (None, None)
+    with pytest.raises(kind, match=message) as caught:
+        matmul(*mine, **{"comm": mpi_comm, **options})
+    assert len(set(mpi_comm.allgather(str(caught.value)))) == 1
+    assert matmul([[2]], [[3]], mpi_comm) == (6 if mpi_comm.rank == 0 else None)  # and life goes on
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_part_of_the_world(mpi_comm):
+    half = mpi_comm.Split(mpi_comm.rank % 2, -mpi_comm.rank)
+    a = np.full((4, 4), mpi_comm.rank)
+    c = matmul(a, a, half)
+    if half.rank == 0:
+        assert (c == 4 * mpi_comm.rank**2).all()
+    half.Free()
+
+
+# ---- whole programs of a user ----
+
+SCRIPT = """
+import numpy as np, sys
+from mpi4py import MPI
+from mpi_matmul import matmul
+rank = MPI.COMM_WORLD.rank
+a = np.arange(12.0).reshape(4, 3) if rank == 0 else None
+c = matmul(a, None if a is None else a.T)
+{between}
+d = matmul(c, c, strategy="dp")
+if rank == 0:
+    print("second product", d.shape, flush=True)
+"""
+
+
+def run_script(tmp_path, between, num_ranks=3):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("{between}", between))
+    return run_ranks(num_ranks, [sys.executable, str(script)], timeout=30)
+
+
+def test_a_program_of_a_user(tmp_path):
+    job = run_script(tmp_path, "if rank == 0: print('first', flush=True)")
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.splitlines() == ["first", "second product (4, 4)"]
+
+
+@pytest.mark.parametrize(
+    "between", ["if rank == 2: raise KeyError('struck')", "if rank == 0: import nothing_there"]
+)
+def test_an_exception_between_two_products_ends_the_job(tmp_path, between):
+    start = time.monotonic()
+    job = run_script(tmp_path, between)
+    assert time.monotonic() - start < 15
+    assert job.returncode != 0
+    assert job.stderr.count("Traceback") == 1
+    assert "second product" not in job.stdout
+
+
+def test_a_caught_error_does_not_end_the_job(tmp_path):
+    between = (
+        "try: matmul(np.ones((2, 3)), np.ones((2, 3)))\nexcept ValueError as error: print(error, flush=True)"
+    )
+    job = run_script(tmp_path, between)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("do not fit") == 3
