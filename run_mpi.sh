@@ -76,7 +76,7 @@ is_ready() {
 }
 
 prepare_environment() {
-    local python python_version
+    local python_version
     python=$(find_python) || exit 2
     python_version=$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')
     is_ready && return
@@ -237,6 +237,8 @@ run_tests() {
     # Here pytest finds its settings and the tests.
     cd -- "$root" || exit 2
     work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+    # Ctrl-C ends the suite and not only the part that runs.
+    trap 'exit 130' INT
     case $parts in *serial*) run_part "serial" 0 -m "not mpi" "$@" ;; esac
     case $parts in *mpi*) for ranks in $rank_list; do run_mpi_part "$ranks" "$@"; done ;; esac
     print_summary
@@ -263,11 +265,30 @@ run_part() {
     [ ! -t 1 ] || color=yes
     echo
     echo "##### $name: pytest $*"
-    # No part may hang, whatever happens outside of a test.
-    ${limit[@]+"${limit[@]}"} ${launcher[@]+"${launcher[@]}"} \
-        "$environment/bin/python" -m pytest --color="$color" "$@" 2>&1 </dev/null | tee "$output"
+    # tee stays when Ctrl-C ends the others, so that mpirun can speak its last words.
+    with_limit ${launcher[@]+"${launcher[@]}"} "$environment/bin/python" -m pytest --color="$color" "$@" 2>&1 </dev/null |
+        (trap '' INT && exec tee "$output")
     status=${PIPESTATUS[0]}
     printf '%s|%s|%s\n' "$status" "$name" "$(closing_line "$output")" >>"$work/parts"
+}
+
+# Run a command that must not hang, whatever happens outside of a test; Ctrl-C reaches it directly, and only it.
+# (Not every system has the command `timeout`.)
+with_limit() {
+    "$python" -c '
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, lambda *_: None)
+child = subprocess.Popen(sys.argv[2:])
+try:
+    status = child.wait(float(sys.argv[1]))
+except subprocess.TimeoutExpired:
+    status = 124
+    child.terminate()
+    try:
+        child.wait(10)
+    except subprocess.TimeoutExpired:
+        child.kill()
+sys.exit(status if status >= 0 else 128 - status)' "$part_seconds" "$@"
 }
 
 # The line of pytest that counts, like "3 passed, 1 skipped in 0.12s", without colours and frame.
@@ -285,7 +306,7 @@ print_summary() {
     while IFS='|' read -r status name line; do
         case $status in
             0) verdict=passed && passed=$((passed + 1)) ;;
-            124 | 137) verdict="FAILED (ended after $part_seconds s)" && failed=$((failed + 1)) ;;
+            124) verdict="FAILED (ended after $part_seconds s)" && failed=$((failed + 1)) ;;
             *) verdict="FAILED (status $status)" && failed=$((failed + 1)) ;;
         esac
         printf '%-8s %s: %s\n' "$name" "$verdict" "${line:-no closing line}"
@@ -311,12 +332,7 @@ total() {
 
 main() {
     root=$(script_folder) || exit 2
-    part_seconds=600
-    limit=()
-    if command -v timeout >/dev/null && timeout --foreground 1 true 2>/dev/null; then
-        # in the foreground, so that Ctrl-C reaches the ranks
-        limit=(timeout --foreground -k 10 "$part_seconds")
-    fi
+    part_seconds=900
     choose_mpi
     set_mpi_environment
     if [ "${1:-}" = test ]; then

@@ -107,7 +107,8 @@ def start_mpi() -> ModuleType:
         raise LaunchError(f"MPI cannot be started ({reason}); --simulate P needs no MPI") from error
     if mpi.world_size() == 1 and launched_processes() > 1:
         raise LaunchError(
-            f"the launcher started {launched_processes()} processes, but {mpi.library_version()} sees one rank: "
+            f"the launcher started {launched_processes()} processes, "
+            f"but {mpi.library_version()} sees one rank: "
             "mpirun and the MPI library that mpi4py loads do not belong together"
         )
     mpi.abort_on_uncaught()

@@ -125,7 +125,7 @@ def _load(operand: Any) -> Any:
 def pass_door(
     mailbox: Mailbox, door: Door, root: int
 ) -> tuple[Array | None, Array | None, Problem] | ValueError | TypeError:
-    """What ``door()`` gives on ``root``: operands there, the problem on every rank, or the same error on all."""
+    """What ``door()`` gives: operands on ``root``, the problem everywhere; or the same error everywhere."""
     a = b = None
     if mailbox.rank != root:
         facts = broadcast_facts(mailbox, None, root)

@@ -226,15 +226,13 @@ class MpiSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        # Made and freed here and not in the fixture: a rank that skips the test must take part all the same.
-        if is_mpi_test(item):
-            self.test_comm = self.comm.Dup()
+        # For every test, and not by the fixture: a rank that skips the test must take part all the same.
+        self.test_comm = self.comm.Dup()
         try:
             return (yield)
         finally:
-            if self.test_comm is not None:
-                self.test_comm.Free()
-                self.test_comm = None
+            self.test_comm.Free()
+            self.test_comm = None
 
     # Outermost, to see the report as all other plugins left it.
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -21,7 +21,7 @@ def simulate(num_ranks, *arguments, timeout=60, env=None, **options):
     return run_command(command, timeout, job_environment(env), **options)
 
 
-BACKENDS = {"mpi": mpirun, "threads": simulate}
+BACKENDS = {"mpirun": mpirun, "threads": simulate}
 
 
 @pytest.fixture(params=BACKENDS)

@@ -179,6 +179,19 @@ def test_last(mpi_comm):
     assert "1 failed, 1 passed, 1 error" in done.stdout
 
 
+def test_a_communicator_can_be_asked_for_late_and_by_some_ranks(tmp_path):
+    source = """
+from mpi4py import MPI
+def test_late(request):
+    if MPI.COMM_WORLD.rank != 1:
+        assert request.getfixturevalue("mpi_comm").size == 3
+def test_last(mpi_comm):
+    assert mpi_comm.allreduce(1) == 3
+"""
+    done = run_session(tmp_path, source)
+    assert done.returncode == 0, all_of(done)
+
+
 def test_skips_and_expected_failures_on_one_rank_keep_the_ranks_in_step(tmp_path):
     source = """
 from mpi4py import MPI
@@ -494,6 +507,17 @@ def test_script_refuses_an_old_python(checkout):
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "3.11" in done.stderr
+
+
+def test_script_refuses_a_python_without_venv(checkout):
+    python = checkout / "fake python"
+    python.write_text(
+        python.read_text().replace("else\n", 'elif [ "$2" = "import venv, ensurepip" ]; then exit 1; else\n')
+    )
+    done = script(checkout)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "venv" in done.stderr
 
 
 def test_script_shares_the_cores_out(checkout):

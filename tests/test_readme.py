@@ -1,0 +1,95 @@
+"""Every command and every program of the README is run as it stands there."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launcher import REPOSITORY, job_environment, run_command
+
+README = (REPOSITORY / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+COMMANDS = [text for language, text in BLOCKS if language == "sh"]
+PROGRAMS = {text.split()[1]: text for language, text in BLOCKS if language == "python"}
+SUITE = "./run_mpi.sh test\n"  # this very run: .ci/run begins it
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder as the README assumes it: the repository's files, A.npy and B.npy, the programs shown."""
+    for name in ("run_mpi.sh", "tests"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    rng = np.random.default_rng(1)
+    np.save(tmp_path / "A.npy", rng.standard_normal((70, 50)))
+    np.save(tmp_path / "B.npy", rng.standard_normal((50, 40)))
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def environment():
+    """With this Python's neighbours first, and the private MPI (if it is that) left to run_mpi.sh to find."""
+    env = job_environment({"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
+    if env.get("MPIRUN", "").startswith(sys.prefix):
+        del env["MPIRUN"]
+    return env
+
+
+def run_block(text, folder, env, timeout=100):
+    job = run_command(["bash", "-euo", "pipefail", "-c", text], timeout, env, cwd=folder)
+    assert job.returncode == 0, (text, job.stdout, job.stderr)
+    return job
+
+
+def test_the_readme_has_commands_and_programs():
+    assert SUITE in COMMANDS
+    assert len(COMMANDS) > 6
+    assert PROGRAMS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [text for text in COMMANDS if text != SUITE and "pip install" not in text],
+    ids=lambda text: text[:40],
+)
+def test_commands(text, folder):
+    run_block(text, folder, environment())
+    if "-o C.npy" in text:
+        product = np.load(folder / "C.npy")
+        np.testing.assert_allclose(product, np.load(folder / "A.npy") @ np.load(folder / "B.npy"), atol=1e-12)
+
+
+def test_the_suite_is_what_the_gate_runs():
+    assert SUITE.strip() in (REPOSITORY / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize(
+    "text", [text for text in COMMANDS if "pip install" in text], ids=lambda text: text[:40]
+)
+def test_installing_into_an_environment_of_ones_own(text, tmp_path):
+    """From a copy of the repository, as a package that no longer needs it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.split("\0")[:-1]:
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / "copy" / name)
+    venv.create(tmp_path / "venv", with_pip=True)
+    env = job_environment({"MPIRUN": None, "PYTHONPATH": None})
+    env["PATH"] = f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{env['PATH']}"
+    job = run_block(text, tmp_path / "copy", env)
+    assert "fsdp: correct" in job.stdout
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name, folder):
+    """Each program shown says beside its last line what it prints."""
+    job = run_command([sys.executable, name], 60, job_environment(), cwd=folder)
+    assert job.returncode == 0, job.stderr
+    expected = re.findall(r"# prints (.*)$", PROGRAMS[name], re.MULTILINE)
+    assert job.stdout.splitlines() == expected
