@@ -45,12 +45,13 @@ def multiply(
     """
     clock, counter = _Clock(kernel.name, say), CountingMailbox(mailbox)
     memory.reset_peak()
+    barrier(mailbox)  # nobody's clock runs while another still checks the product before
     with clock("distribute"):
         a_shard = scatter(mailbox, a, problem.a_shape, kernel.a, root)
         b_shard = scatter(mailbox, b, problem.b_shape, kernel.b, root)
         c, c_shard = empty_result(problem.c_shape, np.dtype(problem.dtype), kernel.c, mailbox, root)
         barrier(mailbox)
-    with clock("multiply", lambda: f"{counter.sent_messages} of its blocks sent"):
+    with clock("multiply", lambda: f"rank {root} has sent {counter.sent_messages} blocks"):
         kernel.multiply(counter, a_shard, b_shard, c_shard)
     with clock("collect"):
         collect(mailbox, c, c_shard, kernel.c, root)

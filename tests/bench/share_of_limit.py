@@ -17,7 +17,7 @@ from mpi_matmul.comm.mailbox import mailbox_of
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.launch import on_mpi
 
-REPEATS = 9
+REPEATS = 5
 
 
 def shards(mailbox, kernel, size):
