@@ -67,19 +67,18 @@ find_python() {
 
 # What an environment is made from; it is made anew when this changes.
 recipe() {
-    echo "$root, $python_version, $extras"
-    cat "$root/setup.cfg" "$root/pyproject.toml"
+    echo "$root, $extras"
+    cat "$root/setup.cfg"
 }
 
 is_ready() {
-    [ -x "$environment/bin/python" ] && [ -f "$environment/recipe" ] && [ "$(recipe)" = "$(cat "$environment/recipe")" ]
+    [ -f "$environment/recipe" ] && [ "$(recipe)" = "$(cat "$environment/recipe")" ] &&
+        "$environment/bin/python" -c '' 2>/dev/null
 }
 
 prepare_environment() {
-    local python_version
-    python=$(find_python) || exit 2
-    python_version=$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')
     is_ready && return
+    python=$(find_python) || exit 2
     mkdir -p "$(dirname "$environment")" || die "cannot make a folder for $environment; name another in MPI_MATMUL_ENV"
     # One at a time. The lock belongs to the open file, which this shell keeps when the small program has ended.
     { exec 9>"$environment.lock"; } 2>/dev/null ||
@@ -94,7 +93,7 @@ make_environment() {
     clear_environment
     "$python" -c 'import venv, ensurepip' 2>/dev/null ||
         die "$python lacks the venv module (on Debian and Ubuntu: apt install python3-venv)"
-    echo "run_mpi.sh: making a private environment in $environment (first use, about a minute)" >&2
+    echo "run_mpi.sh: making a private environment in $environment (first use or changed setup.cfg, about a minute)" >&2
     if ! install_into_environment >"$log" 2>&1 9>&-; then
         cat "$log" >&2
         echo "run_mpi.sh: the installation failed; the lines above are also in $log" >&2
@@ -109,8 +108,9 @@ clear_environment() {
     if [ -e "$environment" ] && [ -n "$(ls -A "$environment")" ] && [ ! -f "$environment/made_by_run_mpi" ]; then
         die "$environment exists and was not made by this script; name another folder in MPI_MATMUL_ENV"
     fi
-    rm -rf "$environment"
-    mkdir -p "$environment" && : >"$environment/made_by_run_mpi"
+    rm -rf "$environment" 2>/dev/null
+    { mkdir -p "$environment" && : >"$environment/made_by_run_mpi"; } 2>/dev/null ||
+        die "cannot write $environment; name another folder in MPI_MATMUL_ENV"
 }
 
 install_into_environment() {
@@ -205,10 +205,15 @@ run_program() {
             echo
             ranks=1
             ;;
-        -n | -np)
+        -n | -np | --np)
             check_ranks "${2:-}"
             ranks=$2
             shift 2
+            ;;
+        -n[0-9]*)
+            ranks=${1#-n}
+            check_ranks "$ranks"
+            shift
             ;;
     esac
     prepare_environment
@@ -230,6 +235,8 @@ run_tests() {
             *) break ;;
         esac
     done
+    selected=no
+    [ $# -eq 0 ] || selected=yes
     rank_list=${rank_list//,/ }
     for ranks in $rank_list; do check_ranks "$ranks"; done
     [ -n "${rank_list// /}" ] || die "-n takes a list of rank counts, got an empty one"
@@ -269,6 +276,8 @@ run_part() {
     with_limit ${launcher[@]+"${launcher[@]}"} "$environment/bin/python" -m pytest --color="$color" "$@" 2>&1 </dev/null |
         (trap '' INT && exec tee "$output")
     status=${PIPESTATUS[0]}
+    # Without a selection of the caller's, a part that has no tests is a mistake.
+    [ "$status" -ne 5 ] || [ "$selected" = yes ] || status="5, no tests"
     printf '%s|%s|%s\n' "$status" "$name" "$(closing_line "$output")" >>"$work/parts"
 }
 
@@ -306,6 +315,7 @@ print_summary() {
     while IFS='|' read -r status name line; do
         case $status in
             0) verdict=passed && passed=$((passed + 1)) ;;
+            5) verdict="nothing selected" ;;
             124) verdict="FAILED (ended after $part_seconds s)" && failed=$((failed + 1)) ;;
             *) verdict="FAILED (status $status)" && failed=$((failed + 1)) ;;
         esac
@@ -313,7 +323,7 @@ print_summary() {
     done <"$work/parts"
     printf 'ran %d parts of the test suite: %d passed, %d failed; ' $((passed + failed)) "$passed" "$failed"
     echo "tests: $(total passed) passed, $(total failed) failed, $(total 'errors?') errors, $(total skipped) skipped"
-    [ "$failed" -eq 0 ]
+    [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
 }
 
 # The MPI that the tests have used, in its own words.

@@ -10,7 +10,7 @@ import numpy as np
 from mpi_matmul.comm.collectives import all_sum, broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.kernels import Kernel
-from mpi_matmul.layout import Array
+from mpi_matmul.layout import ROWS, Array
 from mpi_matmul.operands import Problem
 from mpi_matmul.verify import (
     Check,
@@ -56,7 +56,7 @@ def check_product(
     ``seconds`` on all of them, costs no more than AFFORDABLE_SECONDS.
     """
     if kind == "auto":
-        affordable = seconds * mailbox.world_size <= AFFORDABLE_SECONDS
+        affordable = seconds * mailbox.world_size <= AFFORDABLE_SECONDS or not can_probe(kernel)
         kind = broadcast_facts(mailbox, "exact" if affordable else "probe", root)
     if kind == "probe":
         return _probe(mailbox, kernel, problem, product, seed, root)
@@ -70,18 +70,29 @@ def check_product(
     return exact_check(product.a, product.b, product.c)
 
 
+def can_probe(kernel: Kernel) -> bool:
+    """Whether every rank has whole rows of a and the same rows of c, as the probe needs them."""
+    return kernel.a == kernel.c == ROWS
+
+
 def _probe(
     mailbox: Mailbox, kernel: Kernel, problem: Problem, product: Product, seed: int, root: int
 ) -> Check | None:
-    """Compare c @ x with a @ (b @ x), each rank for its own rows of a and c."""
+    """Compare c @ x with a @ (b @ x), each rank for its own rows of a and c; b may lie in any way."""
+    if not can_probe(kernel):
+        raise NotImplementedError(
+            f"the probe needs a and c by rows, {kernel.name} has {kernel.a}, {kernel.c}"
+        )
     rows, _ = kernel.c.slices(problem.c_shape, mailbox.world_size, mailbox.rank)
-    _, columns = kernel.b.slices(problem.b_shape, mailbox.world_size, mailbox.rank)
+    b_rows, columns = kernel.b.slices(problem.b_shape, mailbox.world_size, mailbox.rank)
     facts = operand_facts(product.b_shard, columns, problem.n)
     replicated = kernel.b.axis is None
     if not replicated:
         facts = _merge_over_ranks(mailbox, facts, root)
     x = probe_vectors(problem.n, np.dtype(problem.dtype), seed, skip=facts.nonfinite_columns)
-    y = probe_times(product.b_shard, x[columns])
+    part = probe_times(product.b_shard, x[columns])
+    y = np.zeros((problem.k, part.shape[1]), part.dtype)
+    y[b_rows] = part
     if not replicated:
         y = all_sum(mailbox, y)
     verdict = probe_check(product.a_shard, product.c_shard, x, y, facts, rows.start)

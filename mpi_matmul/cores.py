@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -45,12 +46,18 @@ def blas_threads(limit: int) -> AbstractContextManager[Any]:
     """Inside, numpy's BLAS uses at most ``limit`` threads, unless the user has set a number."""
     if any(os.environ.get(name) for name in USER_SETTINGS):
         return nullcontext()
-    controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    in_use = max((library["num_threads"] for library in controller.info()), default=1)
+    controller = _blas()
+    in_use = max((library.num_threads for library in controller.lib_controllers), default=1)
     if in_use <= limit:
         return nullcontext()
     limited: AbstractContextManager[Any] = controller.limit(limits=limit)
     return limited
+
+
+@functools.cache
+def _blas() -> Any:
+    """The BLAS that numpy has loaded; to find it takes tens of milliseconds."""
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")
 
 
 def _container_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:

@@ -65,15 +65,22 @@ def _run_all(threads: list[threading.Thread], comm: Communicator) -> None:
     started = []
     try:
         for thread in threads:
-            thread.start()
+            _start(thread)
             started.append(thread)
         for thread in started:
             thread.join()
     except BaseException as error:  # Ctrl-C, or no more threads: leave none behind
-        comm.abort(len(started), error)
+        comm.stop(error)
         for thread in started:
             thread.join()
         raise
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise LaunchError(f"cannot start {thread.name}: {error}") from error
 
 
 def on_mpi(program: Callable[[PointToPoint, int], T], comm: Any = None) -> T:
@@ -86,12 +93,11 @@ def on_mpi(program: Callable[[PointToPoint, int], T], comm: Any = None) -> T:
     mpi = start_mpi()
     communicator = mpi.MPICommunicator(comm)
     try:
-        with blas_threads(threads_per_rank(communicator.node_ranks())):
+        with blas_threads(threads_per_rank(communicator.gather_on_host(processors()))):
             value = program(communicator, communicator.rank)
         communicator.close()
     except BaseException as error:
-        if mpi.world_size() > 1:
-            mpi.abort_job(error)
+        communicator.abort(communicator.rank, error)
         raise
     return value
 
@@ -100,7 +106,7 @@ def start_mpi() -> ModuleType:
     """The MPI module, started, in the world that the launcher meant."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # mpi4py's doubts about the launcher: said below
+            warnings.simplefilter("ignore", RuntimeWarning)  # mpi4py's doubts: what matters is said below
             import mpi_matmul.comm.mpi as mpi
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
@@ -111,27 +117,29 @@ def start_mpi() -> ModuleType:
             f"but {mpi.library_version()} sees one rank: "
             "mpirun and the MPI library that mpi4py loads do not belong together"
         )
-    mpi.abort_on_uncaught()
     return mpi
 
 
 def launched_processes() -> int:
     """How many processes a launcher says that it started; 1 without a launcher."""
-    return max(size for size, _ in _launcher_facts())
+    return _launcher_facts()[0]
 
 
 def launched_rank() -> int:
     """This process among them, as far as a launcher says; 0 without a launcher."""
-    return max(_launcher_facts())[1]
+    return _launcher_facts()[1]
 
 
-def _launcher_facts() -> list[tuple[int, int]]:
-    facts = [(_number(size, 1), _number(rank, 0)) for size, rank in _LAUNCHERS]
-    if "SLURM_STEP_ID" in os.environ:
-        facts.append((_number("SLURM_NTASKS", 1), _number("SLURM_PROCID", 0)))
-    return facts
+def _launcher_facts() -> tuple[int, int]:
+    """(processes, own number) by the innermost launcher: an mpirun within a Slurm step knows better."""
+    for size, rank in _LAUNCHERS:
+        if _number(size) is not None:
+            return _number(size) or 1, _number(rank) or 0
+    if "SLURM_STEP_ID" in os.environ:  # srun's older name for it, which sbatch sets too
+        return _number("SLURM_NTASKS") or 1, _number("SLURM_PROCID") or 0
+    return 1, 0
 
 
-def _number(name: str, default: int) -> int:
+def _number(name: str) -> int | None:
     value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else default
+    return int(value) if value.isascii() and value.isdigit() else None

@@ -44,14 +44,15 @@ def multiply(
     ``a`` (m, k) and ``b`` (k, n) are whole on ``root``. Every rank calls this with the same problem.
     """
     clock, counter = _Clock(kernel.name, say), CountingMailbox(mailbox)
-    memory.reset_peak()
     barrier(mailbox)  # nobody's clock runs while another still checks the product before
     with clock("distribute"):
         a_shard = scatter(mailbox, a, problem.a_shape, kernel.a, root)
         b_shard = scatter(mailbox, b, problem.b_shape, kernel.b, root)
         c, c_shard = empty_result(problem.c_shape, np.dtype(problem.dtype), kernel.c, mailbox, root)
         barrier(mailbox)
-    with clock("multiply", lambda: f"rank {root} has sent {counter.sent_messages} blocks"):
+    with clock(
+        "multiply", lambda: f"{counter.sent_messages} blocks passed on" if counter.sent_messages else ""
+    ):
         kernel.multiply(counter, a_shard, b_shard, c_shard)
     with clock("collect"):
         collect(mailbox, c, c_shard, kernel.c, root)
@@ -63,8 +64,9 @@ def multiply(
         )
     mine = [clock.seconds, counter.sent_messages, counter.sent_bytes, peak]
     facts = gather_facts(mailbox, mine, root)
-    if facts is None or verdict is None:
+    if facts is None:
         return None, None
+    assert verdict is not None
     return c, Run.of(kernel.name, problem, facts, verdict)
 
 
@@ -77,7 +79,7 @@ class _Clock:
 
     @contextmanager
     def __call__(self, phase: str, detail: Callable[[], str] | None = None) -> Iterator[None]:
-        self._say(lambda: f"{self._strategy}: {phase}" + (f", {detail()}" if detail else ""))
+        self._say(lambda: ", ".join(filter(None, [f"{self._strategy}: {phase}", detail and detail()])))
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start
@@ -92,8 +94,10 @@ def matmul(a: Any, b: Any, comm: Any = None, strategy: str = "fsdp", root: int =
     changed, and the product shares no memory with them.
 
     ``strategy`` is the name of a kernel ("dp", "fsdp"). Raises, on every rank alike, ValueError for
-    shapes that do not fit, unreadable files, an unknown strategy or root, and TypeError for dtypes that
-    cannot be multiplied. Any other failure on any rank ends the MPI job with that rank's traceback.
+    shapes that do not fit, unreadable files, a strategy or root that is unknown or not the same on all
+    ranks, and TypeError for dtypes that cannot be multiplied. Any other failure on any rank ends the MPI
+    job with that rank's traceback; from the first call on, so does an exception that nobody catches
+    (through ``sys.excepthook``): no rank is left waiting for one that has died.
     """
 
     def program(communicator: PointToPoint, rank: int) -> Any:
@@ -107,6 +111,7 @@ def matmul(a: Any, b: Any, comm: Any = None, strategy: str = "fsdp", root: int =
 
 def _matmul(mailbox: Mailbox, a: Any, b: Any, strategy: str, root: int) -> Any:
     try:
+        _agree(mailbox, strategy=strategy, root=root)
         kernel = kernel_named(strategy)
         root = rank_in_world("root", root, mailbox.world_size)
     except (ValueError, TypeError) as error:
@@ -117,6 +122,16 @@ def _matmul(mailbox: Mailbox, a: Any, b: Any, strategy: str, root: int) -> Any:
     a, b, problem = admitted
     c, _ = multiply(mailbox, kernel, problem, a, b, root)
     return None if c is None else c.reshape(problem.result_shape)[()]
+
+
+def _agree(mailbox: Mailbox, **arguments: Any) -> None:
+    """The same ValueError on every rank unless each argument is the same on every rank."""
+    mine = {name: str(value) for name, value in arguments.items()}
+    of_ranks = broadcast_facts(mailbox, gather_facts(mailbox, mine, 0), 0)
+    for rank, others in enumerate(of_ranks):
+        for name, value in of_ranks[0].items():
+            if others[name] != value:
+                raise ValueError(f"{name} is {value} on rank 0 and {others[name]} on rank {rank}")
 
 
 def _load(operand: Any) -> Any:

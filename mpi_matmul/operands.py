@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy.typing as npt
 
 from mpi_matmul.comm.protocol import as_sendable
 from mpi_matmul.layout import Array, Shape
+from mpi_matmul.verify import product_dtype
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,14 @@ def admit(a: Any, b: Any, a_name: str = "a", b_name: str = "b") -> tuple[Array, 
             f"{a.shape[-1]} columns against {b.shape[0]} rows"
         )
     try:
-        dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[2]
+        dtype = product_dtype(a.dtype, b.dtype)
     except TypeError:
         raise TypeError(
             f"{a_name} {a.dtype} and {b_name} {b.dtype}: numpy cannot multiply these dtypes"
         ) from None
     result_shape = a.shape[:-1] + b.shape[1:]
+    if math.prod(result_shape) * dtype.itemsize > sys.maxsize:
+        raise ValueError(f"{a_name} {a.shape} and {b_name} {b.shape}: no memory can hold the product")
     a = a if a.ndim == 2 else a[np.newaxis, :]
     b = b if b.ndim == 2 else b[:, np.newaxis]
     problem = Problem(
@@ -71,14 +76,26 @@ def _numbers(operand: Any, name: str) -> Array:
     try:
         return as_sendable(operand)
     except TypeError:
-        raise TypeError(f"{name} has dtype {np.asarray(operand).dtype}, expected numbers or bool") from None
+        what = "is a masked array" if isinstance(operand, np.ma.MaskedArray) else _dtype_of(operand)
+        raise TypeError(f"{name} {what}, expected numbers or bool") from None
 
 
-def random_matrix(rng: np.random.Generator, shape: Shape, dtype: npt.DTypeLike) -> Array:
-    """Random numbers that suit ``dtype``: standard normal; 0 to 9 for integers; both truth values."""
+def _dtype_of(operand: Any) -> str:
+    return f"has dtype {np.asarray(operand).dtype}"
+
+
+def random_operands(
+    rng: np.random.Generator, m: int, k: int, n: int, dtype: npt.DTypeLike
+) -> tuple[Array, Array]:
+    """Random a (m, k) and b (k, n): standard normal; 0 to 9 for integers; bool whose product is half True."""
+    half = min(0.5, math.sqrt(math.log(2) / max(k, 1)))
+    return _random_matrix(rng, (m, k), dtype, half), _random_matrix(rng, (k, n), dtype, half)
+
+
+def _random_matrix(rng: np.random.Generator, shape: Shape, dtype: npt.DTypeLike, density: float) -> Array:
     kind = np.dtype(dtype)
     if kind.kind == "b":
-        return rng.random(shape) < 0.5
+        return rng.random(shape) < density
     if kind.kind in "iu":
         return rng.integers(0, 10, shape).astype(kind)
     if kind.kind == "c":

@@ -14,13 +14,13 @@ class Progress:
     Use as a context manager; a run shorter than the interval says nothing.
     """
 
-    def __init__(self, stream: TextIO, interval: float = 5.0) -> None:
+    def __init__(self, stream: TextIO | None, interval: float = 5.0) -> None:
         self._stream, self._interval = stream, interval
         self._activity: Callable[[], str] = lambda: "starting"
         self._start = time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="progress", daemon=True)
-        self._on_terminal = stream.isatty()
+        self._on_terminal = stream is not None and stream.isatty()
         self._said = False
 
     def now(self, activity: Callable[[], str]) -> None:
@@ -44,5 +44,6 @@ class Progress:
             self._write(f"\r\033[K{text}" if self._on_terminal else f"{text}\n")
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        if self._stream is not None:  # a program may run without standard error
+            self._stream.write(text)
+            self._stream.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,7 @@ class Report:
     hosts: list[str]
     shape: list[int]
     dtype: str
-    baseline_memory_bytes: list[int]
     runs: list[Run] = field(default_factory=list)
-
-    def add(self, run: Run) -> None:
-        self.runs.append(replace(run, baseline_memory_bytes=self.baseline_memory_bytes))
 
     @property
     def passed(self) -> bool:
@@ -109,7 +105,8 @@ def _verdict(check: Check) -> str:
     how = {"exact": "against numpy's product", "probe": "by random vectors (Freivalds)"}[check.kind]
     if not check.passed:
         return f"WRONG {how}: {check.detail}"
-    return f"correct {how}: largest error {check.max_error:.3g}, allowed {check.error_bound:.3g}"
+    worst = f"nearest to its bound: error {check.max_error:.3g}, allowed {check.error_bound:.3g}"
+    return f"correct {how} ({'; '.join(filter(None, [worst, check.detail]))})"
 
 
 def _size(number: float) -> str:

@@ -7,12 +7,13 @@ import ast
 import errno
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -32,7 +33,7 @@ class FileError(ValueError):
     """A file that cannot be used: the message is one line, `NAME: reason`."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{_shown(path)}: {reason}")
+        super().__init__(f"{shown(path)}: {reason}")
 
 
 # ---- reading ----
@@ -92,6 +93,7 @@ def _read_header(path: Path, stream: BinaryIO) -> tuple[Any, bool, tuple[int, ..
 
 def _parse_header(text: str) -> tuple[Any, bool, tuple[int, ...]]:
     """The three entries of the header's dictionary, of the right kinds; some exception if they are not."""
+    text = re.sub(r"\b(\d+)L\b", r"\1", text)  # Python 2 wrote its long integers so
     with warnings.catch_warnings(action="ignore"):  # of the parser, about the spelling of garbage
         entries = ast.literal_eval(text.strip())
     if not isinstance(entries, dict) or set(entries) != {"descr", "fortran_order", "shape"}:
@@ -161,13 +163,25 @@ class OutputFile:
 
     def write_array(self, array: Array) -> None:
         """Write a .npy file, in C order and native byte order; FileError if that fails."""
-        self._replace(lambda stream: _write_npy(stream, array))
+        with self.staged_array(array) as commit:
+            commit()
 
     def write_text(self, text: str) -> None:
         """Write text as UTF-8; FileError if that fails."""
-        self._replace(lambda stream: stream.write(text.encode()))
+        with self.staged_text(text) as commit:
+            commit()
+
+    def staged_array(self, array: Array) -> AbstractContextManager[Callable[[], None]]:
+        """Write beside the target now; calling what the context gives renames, else all is as it was."""
+        return self._staged(lambda stream: _write_npy(stream, array))
+
+    def staged_text(self, text: str) -> AbstractContextManager[Callable[[], None]]:
+        """The same for text."""
+        return self._staged(lambda stream: stream.write(text.encode()))
 
     def _refuse_other_than_file(self) -> None:
+        if self.path == "-":
+            raise FileError(self.path, "an output needs a name (./- for a file of this name)")
         if not os.path.basename(self.path):
             raise FileError(self.path, "names a folder, not a file")
         try:
@@ -186,12 +200,12 @@ class OutputFile:
             return
         for other in inputs:
             if os.path.exists(other) and os.path.samefile(self._target, other):
-                raise FileError(self.path, f"is also an input ({_shown(other)}), which is never overwritten")
+                raise FileError(self.path, f"is also an input ({shown(other)}), which is never overwritten")
 
     def _refuse_folder(self) -> None:
         """Really create and remove a file: permission bits do not tell about read-only file systems."""
         if not os.path.isdir(self._folder):
-            raise FileError(self.path, f"no such folder: {_shown(self._folder)}")
+            raise FileError(self.path, f"no such folder: {shown(self._folder)}")
         with self._temporary():
             pass
 
@@ -208,14 +222,15 @@ class OutputFile:
             with suppress(FileNotFoundError):
                 os.unlink(name)
 
-    def _replace(self, write: Callable[[BinaryIO], object]) -> None:
+    @contextmanager
+    def _staged(self, write: Callable[[BinaryIO], object]) -> Iterator[Callable[[], None]]:
         with _named(self.path), self._temporary() as (name, descriptor):
             with open(descriptor, "wb", closefd=False) as stream:
                 write(stream)
             with suppress(FileNotFoundError):
                 os.fchmod(descriptor, stat.S_IMODE(os.stat(self._target).st_mode))
             os.fsync(descriptor)
-            os.replace(name, self._target)
+            yield lambda: os.replace(name, self._target)
 
 
 def _write_npy(stream: BinaryIO, array: Array) -> None:
@@ -253,7 +268,7 @@ def _reason(error: OSError) -> str:
     return reason[:1].lower() + reason[1:]
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """The name on one line, whatever it holds."""
     name = os.fspath(path)
     return name if name and name.isprintable() else repr(name)

@@ -152,6 +152,14 @@ def test_files_that_are_empty_or_vectors(run, tmp_path, shapes):
     assert (c == a @ b).all()
 
 
+def test_files_may_follow_the_strategies(operands):
+    a, b, _ = operands
+    job = simulate(2, "--strategy", "fsdp", "dp", a, b)
+    assert job.returncode == 0, job.stderr
+    assert "dp: correct" in job.stdout
+    assert "fsdp: correct" in job.stdout
+
+
 @pytest.mark.parametrize("check", ["exact", "probe", "none"])
 def test_the_check_that_is_asked_for_is_made(run, operands, check, tmp_path):
     a, b, _ = operands
@@ -190,11 +198,13 @@ USAGE = {
     "one operand": (["A.npy"], "expected two operands"),
     "three operands": (["A.npy", "B.npy", "C.npy"], "expected two operands"),
     "unknown strategy": (["--strategy", "magic"], "magic"),
+    "files where a strategy is expected": (["--strategy", "A.npy", "B.npy"], "A.npy"),
     "unknown dtype": (["--dtype", "float63"], "float63"),
     "a dtype of objects": (["--dtype", "object"], "object"),
     "negative shape": (["--shape", "-1", "2", "3"], "--shape"),
     "shape beside files": (["A.npy", "B.npy", "--shape", "1", "2", "3"], "--shape"),
     "unknown check": (["--check", "maybe"], "maybe"),
+    "a product beyond all memory": (["--shape", "4000000000", "0", "4000000000"], "no memory can hold"),
     "a shape beyond all memory": (["--shape", "3000000000", "3000000000", "1"], "memory"),
 }
 
@@ -263,12 +273,12 @@ def test_files_that_are_not_what_they_say(tmp_path, kind):
     assert not (tmp_path / "C.npy").exists()
 
 
-@pytest.mark.parametrize("target", ["no/such/folder/C.npy", "folder", "A.npy", "/dev/null", ""])
+@pytest.mark.parametrize("target", ["no/such/folder/C.npy", "folder", "A.npy", "/dev/null", "", "-"])
 def test_outputs_that_cannot_be_written(operands, tmp_path, target):
     a, b, _ = operands
     (tmp_path / "folder").mkdir()
     before = a.read_bytes()
-    job = simulate(2, a, b, "-o", tmp_path / target if target else "")
+    job = simulate(2, a, b, "-o", target if target in ("", "-") else tmp_path / target)
     assert refused(job, target)
     assert a.read_bytes() == before
 
@@ -276,6 +286,34 @@ def test_outputs_that_cannot_be_written(operands, tmp_path, target):
 def test_a_report_that_would_overwrite_the_product_is_refused(operands, tmp_path):
     a, b, _ = operands
     assert refused(simulate(2, a, b, "-o", tmp_path / "C.npy", "--json", tmp_path / "C.npy"), "C.npy")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+def test_standard_output_that_is_full(operands, tmp_path):
+    a, b, product = operands
+    command = ["bash", "-c", '"$@" > /dev/full', "full", *PROGRAM, "--simulate", "2", str(a), str(b)]
+    job = run_command([*command, "-o", str(tmp_path / "C.npy")], 60, job_environment())
+    assert job.returncode == 2
+    assert job.stderr.splitlines() == ["mpi_matmul: standard output: no space left on device"]
+    np.testing.assert_allclose(np.load(tmp_path / "C.npy"), product)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+@pytest.mark.parametrize("redirection", ["2>&-", ">&-", "| head -n 1", ">&- 2>&-"])
+def test_streams_that_nobody_reads(operands, tmp_path, redirection):
+    a, b, product = operands
+    shell = f'set -o pipefail; "$@" {redirection}'
+    command = ["bash", "-c", shell, "closed", *PROGRAM, "--simulate", "2", str(a), str(b)]
+    job = run_command([*command, "-o", str(tmp_path / "C.npy")], 60, job_environment())
+    assert job.returncode == 0, job.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "C.npy"), product)
+
+
+def test_names_that_the_terminal_cannot_show(operands, tmp_path):
+    a, b, _ = operands
+    job = simulate(2, a, b, "-o", tmp_path / "\u00fc.npy", env={"PYTHONIOENCODING": "ascii"})
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.splitlines()[-1].endswith("\\xfc.npy")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
@@ -302,6 +340,12 @@ def test_a_full_disk_leaves_the_older_file(operands, tmp_path):
         {"SLURM_STEP_NUM_TASKS": "4"},
     ],
 )
+def test_the_innermost_launcher_counts():
+    """One rank of mpirun, within a Slurm step of four tasks."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+    assert mpirun(1, "--shape", 3, 3, 3, env=step).returncode == 0
+
+
 def test_processes_that_each_believe_to_be_alone(facts):
     job = run_command(PROGRAM, 60, job_environment(facts))
     assert refused(job, "4 processes", "one rank")
@@ -359,7 +403,7 @@ def test_a_rank_that_fails_ends_the_job(tmp_path, operands, strike):
     assert time.monotonic() - start < 20
     assert job.returncode != 0
     assert job.stderr.count("Traceback") == job.stderr.count("KeyError: 'struck'") == ("exception" in strike)
-    assert ("mpi_matmul: rank 2: failed" in job.stderr) == ("exception" in strike)
+    assert ("rank 2 of 4 failed" in job.stderr) == ("exception" in strike)
     assert not (tmp_path / "C.npy").exists()
 
 

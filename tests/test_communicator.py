@@ -137,6 +137,36 @@ def test_transfers_go_into_the_array_that_is_given(world):
     world.run(program)
 
 
+def test_receives_are_served_in_the_order_in_which_they_were_started(world):
+    """Whatever the order in which they are waited for, and however often."""
+
+    def program(comm, rank):
+        mailbox = mailbox_of(comm, rank)
+        ahead, behind = neighbours(comm, rank)
+        for number in range(1, 4):
+            mailbox.send(ahead, np.array([number]))
+        first, second, into = mailbox.start_recv(behind), mailbox.start_recv(behind), np.zeros(1, int)
+        third = mailbox.start_recv(behind, into)
+        received = [transfer.wait().tolist() for transfer in (third, second, first, second, third)]
+        assert received == [[3], [2], [1], [2], [3]]
+        assert into.tolist() == [3]
+        mailbox.send(ahead, np.array([4]))
+        assert mailbox.recv(behind).tolist() == [4]
+
+    world.run(program)
+
+
+def test_ranks_that_all_wait_for_their_sends_first_still_receive(world):
+    def program(comm, rank):
+        mailbox = mailbox_of(comm, rank)
+        ahead, behind = neighbours(comm, rank)
+        sending, arriving = mailbox.start_send(ahead, np.full(10**6, rank)), mailbox.start_recv(behind)
+        sending.wait()
+        assert (arriving.wait() == behind).all()
+
+    world.run(program)
+
+
 def test_a_message_that_does_not_fit_its_place_is_an_error(world):
     def program(comm, rank):
         mailbox = mailbox_of(comm, rank)
@@ -251,6 +281,32 @@ def test_early_arrivals_live_as_long_as_their_communicator():
     other = worlds.BareCommunicator(3)
     other.send(1, 0, np.array(7))
     assert int(mailbox_of(other, 0).recv(1)) == 7
+
+
+class Slotted:
+    """Can be neither hashed nor referred to weakly."""
+
+    __hash__ = None
+    __slots__ = ("inner", "num_devices")
+
+    def __init__(self, num_devices):
+        self.inner, self.num_devices = worlds.BareCommunicator(num_devices), num_devices
+
+    def __eq__(self, other):
+        return True
+
+    def send(self, src, dst, data):
+        self.inner.send(src, dst, data)
+
+    def recv(self, dst):
+        return self.inner.recv(dst)
+
+
+def test_any_object_with_the_two_methods_will_do():
+    comms = [Slotted(2), Slotted(2)]
+    for number, comm in enumerate(comms):
+        comm.send(1, 0, np.array(number))
+    assert [int(mailbox_of(comm, 0).recv(1)) for comm in comms] == [0, 1]
 
 
 # ---- MPI only ----

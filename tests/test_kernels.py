@@ -7,14 +7,11 @@ import warnings
 
 import numpy as np
 import pytest
-import worlds
 
-from mpi_matmul import compute_fn, dp_mat_mul, fsdp_compute_fn, fsdp_mat_mul
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.layout import block_range
 
 pytestmark = pytest.mark.parametrize("strategy", KERNELS)
-SIMULATED = {"dp": dp_mat_mul, "fsdp": fsdp_mat_mul}
 
 
 def counting_up(*shape, dtype=float):
@@ -72,57 +69,6 @@ def test_every_small_shape(world, strategy):
             check_product(world, strategy, counting_up(m, k), counting_up(k, n))
 
 
-@pytest.mark.parametrize("num_devices", range(1, 9))
-@pytest.mark.parametrize("seed", range(3))
-def test_the_device_programs_on_somebody_elses_communicator(strategy, num_devices, seed):
-    """With random delays and orders, three products in a row, no pause between them."""
-    program = {"dp": compute_fn, "fsdp": fsdp_compute_fn}[strategy]
-    kernel, operands = KERNELS[strategy], [(counting_up(7 + i, 5), counting_up(5, 6)) for i in range(3)]
-    results = [[None] for _ in operands]
-
-    def device(comm, rank):
-        for (a, b), result in zip(operands, results, strict=True):
-            a_chunk = a[kernel.a.slices(a.shape, num_devices, rank)]
-            b_chunk = b[kernel.b.slices(b.shape, num_devices, rank)]
-            program(comm, rank, a_chunk, b_chunk, result)
-
-    worlds.bare(num_devices, seed).run(device)
-    for (a, b), result in zip(operands, results, strict=True):
-        assert_same(result[0], a @ b)
-
-
-def test_the_device_programs_take_any_split(strategy):
-    """Not only the split of numpy.array_split: the last device has what is left over."""
-    program = {"dp": compute_fn, "fsdp": fsdp_compute_fn}[strategy]
-    a, b, result = counting_up(7, 4), counting_up(4, 8), {}
-
-    def device(comm, rank):
-        a_chunk = [a[:1], a[1:1], a[1:]][rank]
-        b_chunk = b if strategy == "dp" else [b[:, :2], b[:, 2:3], b[:, 3:]][rank]
-        program(comm, rank, a_chunk, b_chunk, result)
-
-    worlds.threads(3).run(device)
-    assert_same(result[0], a @ b)
-
-
-@pytest.mark.parametrize(
-    ("shape", "num_devices"),
-    [
-        ((8, 6, 4), 2),
-        ((16, 8, 12), 4),
-        ((4, 3, 5), 1),
-        ((4, 3, 5), 2),
-        ((4, 3, 5), 3),
-        ((8, 8, 8), 4),
-        ((5, 7, 3), 8),
-    ],
-)
-def test_worked_examples_on_threads(strategy, shape, num_devices):
-    m, k, n = shape
-    a, b = counting_up(m, k), counting_up(k, n)
-    assert_same(SIMULATED[strategy](a, b, num_devices), a @ b)
-
-
 def test_the_example_with_known_numbers(world, strategy):
     for c, _ in world.product(strategy, np.arange(12.0).reshape(4, 3), np.arange(12.0).reshape(3, 4)):
         assert c[0].tolist() == [20, 23, 26, 29]
@@ -161,14 +107,6 @@ def test_dtypes_and_layouts(world, strategy, case):
     for c, run in world.product(strategy, a, b, check="exact"):
         assert_same(c, expected)
         assert run.check.passed
-
-
-@pytest.mark.parametrize("case", OPERANDS)
-def test_the_simulator_gives_numpys_result(strategy, case):
-    a, b = OPERANDS[case]
-    c = SIMULATED[strategy](a, b, 3)
-    assert type(c) is type(np.matmul(a, b))
-    assert_same(c, np.matmul(a, b))
 
 
 def test_a_matrix_by_itself_and_by_its_transpose(world, strategy):

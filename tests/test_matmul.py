@@ -103,6 +103,16 @@ def test_bad_operands_raise_the_same_on_every_rank(mpi_comm, case):
 
 
 @pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize(
+    ("mine", "others"), [({"strategy": "dp"}, {}), ({"root": 1}, {"root": 0}), ({"strategy": "magic"}, {})]
+)
+def test_arguments_that_differ_between_ranks_are_an_error_on_all(mpi_comm, mine, others):
+    with pytest.raises(ValueError, match=r"on rank 0 and .* on rank 2") as caught:
+        matmul([[1]], [[1]], mpi_comm, **(mine if mpi_comm.rank == 2 else others))
+    assert len(set(mpi_comm.allgather(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=3)
 def test_a_part_of_the_world(mpi_comm):
     half = mpi_comm.Split(mpi_comm.rank % 2, -mpi_comm.rank)
     a = np.full((4, 4), mpi_comm.rank)
@@ -150,6 +160,49 @@ def test_an_exception_between_two_products_ends_the_job(tmp_path, between):
     assert job.returncode != 0
     assert job.stderr.count("Traceback") == 1
     assert "second product" not in job.stdout
+
+
+def test_a_communicator_of_ours_is_enough_to_end_the_job(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from mpi_matmul import compute_fn\n"
+        "from mpi_matmul.comm.mpi import MPICommunicator\n"
+        "comm, x, result = MPICommunicator(), np.ones((3, 3)), [None]\n"
+        "if comm.rank == 1: raise KeyError('struck')\n"
+        "compute_fn(comm, comm.rank, x, x, result)\n"
+    )
+    job = run_ranks(3, [sys.executable, str(script)], timeout=30)
+    assert job.returncode != 0
+    assert job.stderr.count("KeyError: 'struck'") == 1
+
+
+def test_nothing_of_a_program_goes_on_after_its_job_was_ended(tmp_path):
+    """Whatever catches the error: MPI's Abort may return."""
+    kernel = "lambda *shards: 1 / 0 if rank == 1 else None"
+    between = (
+        "import mpi_matmul.kernels as kernels, dataclasses, pathlib\n"
+        f"kernels.KERNELS['dp'] = dataclasses.replace(kernels.KERNELS['dp'], multiply={kernel})\n"
+        "try: matmul(a, a, strategy='dp') if rank else matmul(c, c, strategy='dp')\n"
+        f"except ZeroDivisionError: pathlib.Path({str(tmp_path / 'went_on')!r}).touch()\n"
+    )
+    job = run_script(tmp_path, between)
+    assert job.returncode != 0
+    assert job.stderr.count("ZeroDivisionError") == 1
+    assert not (tmp_path / "went_on").exists()
+
+
+def test_the_users_own_hook_still_shows_what_nobody_catches(tmp_path):
+    between = "sys.excepthook = lambda kind, error, trace: print('mine:', error, file=sys.stderr)"
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\n{between}\n" + SCRIPT.replace("{between}", "if rank == 1: raise KeyError(7)")
+    )
+    job = run_ranks(3, [sys.executable, str(script)], timeout=30)
+    assert job.returncode != 0
+    assert "rank 1 of 3 failed" in job.stderr
+    assert job.stderr.count("mine: 7") == 1
+    assert "Traceback" not in job.stderr
 
 
 def test_a_caught_error_does_not_end_the_job(tmp_path):

@@ -40,7 +40,7 @@ def environment():
     return env
 
 
-def run_block(text, folder, env, timeout=100):
+def run_block(text, folder, env, timeout=400):
     job = run_command(["bash", "-euo", "pipefail", "-c", text], timeout, env, cwd=folder)
     assert job.returncode == 0, (text, job.stdout, job.stderr)
     return job
@@ -52,6 +52,7 @@ def test_the_readme_has_commands_and_programs():
     assert PROGRAMS
 
 
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     "text",
     [text for text in COMMANDS if text != SUITE and "pip install" not in text],
@@ -68,6 +69,7 @@ def test_the_suite_is_what_the_gate_runs():
     assert SUITE.strip() in (REPOSITORY / ".ci" / "run").read_text()
 
 
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     "text", [text for text in COMMANDS if "pip install" in text], ids=lambda text: text[:40]
 )

@@ -21,10 +21,10 @@ LAYERS = [
     {"comm.protocol"},
     {"comm.threads", "comm.mpi", "comm.mailbox"},
     {"comm.counting", "comm.collectives", "operands", "cores"},
-    {"kernels.data_parallel", "kernels.fsdp", "distribute", "report", "launch"},
+    {"kernels.*", "distribute", "report", "launch"},
     {"kernels.__init__"},
-    {"check", "simulate"},
-    {"multiply"},
+    {"check", "simulate", "options"},
+    {"multiply", "outputs"},
     {"cli"},
     {"__init__", "__main__", "comm.__init__"},
 ]
@@ -43,6 +43,8 @@ def imports_of(module):
 
 def layer_of(module):
     name = module.removeprefix("mpi_matmul.")
+    if name.startswith("kernels.") and name != "kernels.__init__":
+        name = "kernels.*"
     return next((number for number, layer in enumerate(LAYERS) if name in layer), None)
 
 

@@ -11,12 +11,9 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from typing import Any
 
 from mpi_matmul.comm.protocol import Matching, PointToPoint, Transfer, check_expected, rank_in_world
 from mpi_matmul.layout import Array
-
-Arrivals = defaultdict[int, deque[Array]]
 
 
 class Mailbox(ABC):
@@ -45,26 +42,32 @@ class Mailbox(ABC):
 class MatchingMailbox(Mailbox):
     """Over a transport that matches senders itself."""
 
-    def __init__(self, comm: Any, rank: int) -> None:
+    def __init__(self, comm: Matching, rank: int) -> None:
         self.rank, self.world_size, self._comm = rank, comm.num_devices, comm
 
     def send(self, dst: int, data: Array) -> None:
         self._comm.send(self.rank, dst, data)
 
     def start_send(self, dst: int, data: Array) -> Transfer:
-        transfer: Transfer = self._comm.start_send(self.rank, dst, data)
-        return transfer
+        return self._comm.start_send(self.rank, dst, data)
 
     def start_recv(self, src: int, out: Array | None = None) -> Transfer:
-        transfer: Transfer = self._comm.start_recv(self.rank, src, out)
-        return transfer
+        return self._comm.start_recv(src, self.rank, out)
+
+
+class Queues:
+    """What one rank has to do with each other rank, in order: messages that came early, receives to serve."""
+
+    def __init__(self) -> None:
+        self.arrived: defaultdict[int, deque[Array]] = defaultdict(deque)
+        self.started: defaultdict[int, deque[_Awaited]] = defaultdict(deque)
 
 
 class SortingMailbox(Mailbox):
     """Over a bare two-method communicator: early arrivals wait here, sorted by sender."""
 
-    def __init__(self, comm: PointToPoint, rank: int, arrived: Arrivals) -> None:
-        self.rank, self.world_size, self._comm, self._arrived = rank, comm.num_devices, comm, arrived
+    def __init__(self, comm: PointToPoint, rank: int, queues: Queues) -> None:
+        self.rank, self.world_size, self._comm, self._queues = rank, comm.num_devices, comm, queues
 
     def send(self, dst: int, data: Array) -> None:
         self._comm.send(self.rank, dst, data)
@@ -74,13 +77,18 @@ class SortingMailbox(Mailbox):
         return _Sent(data)
 
     def start_recv(self, src: int, out: Array | None = None) -> Transfer:
-        return _Awaited(self, rank_in_world("src", src, self.world_size), out)
+        receive = _Awaited(self, rank_in_world("src", src, self.world_size), out)
+        self._queues.started[receive.src].append(receive)
+        return receive
 
-    def next_from(self, src: int) -> Array:
-        while not self._arrived[src]:
-            sender, data = self._comm.recv(self.rank)
-            self._arrived[sender].append(data)
-        return self._arrived[src].popleft()
+    def serve(self, receive: _Awaited) -> None:
+        """Serve the receives from one source in the order in which they were started, up to this one."""
+        arrived, started = self._queues.arrived, self._queues.started[receive.src]
+        while receive.message is None:
+            while not arrived[receive.src]:
+                sender, data = self._comm.recv(self.rank)
+                arrived[sender].append(data)
+            started.popleft().message = arrived[receive.src].popleft()
 
 
 class _Sent:
@@ -93,20 +101,24 @@ class _Sent:
 
 class _Awaited:
     def __init__(self, mailbox: SortingMailbox, src: int, out: Array | None) -> None:
-        self._mailbox, self._src, self._out = mailbox, src, out
+        self._mailbox, self.src, self._out = mailbox, src, out
+        self.message: Array | None = None
 
     def wait(self) -> Array:
-        data = self._mailbox.next_from(self._src)
+        self._mailbox.serve(self)
+        assert self.message is not None
         if self._out is None:
-            return data
-        check_expected(self._out, data.shape, data.dtype, self._src)
-        self._out[...] = data
+            return self.message
+        check_expected(self._out, self.message.shape, self.message.dtype, self.src)
+        self._out[...] = self.message
         return self._out
 
 
-# id of a communicator -> rank -> what has come early. Nothing here keeps a communicator alive.
-_arrivals: dict[int, dict[int, Arrivals]] = {}
-_arrivals_lock = threading.Lock()
+# id of a communicator -> rank -> its queues. By identity: somebody else's object need not be hashable, and
+# equal is not the same.
+_queues: dict[int, dict[int, Queues]] = {}
+_queues_lock = threading.Lock()
+_without_weak_references: list[PointToPoint] = []
 
 
 def mailbox_of(comm: PointToPoint, rank: int) -> Mailbox:
@@ -118,9 +130,16 @@ def mailbox_of(comm: PointToPoint, rank: int) -> Mailbox:
     rank = rank_in_world("rank", rank, comm.num_devices)
     if isinstance(comm, Matching):
         return MatchingMailbox(comm, rank)
-    with _arrivals_lock:
-        if id(comm) not in _arrivals:
-            # By identity: somebody else's object need not be hashable, and equal is not the same.
-            weakref.finalize(comm, _arrivals.pop, id(comm))
-            _arrivals[id(comm)] = {}
-        return SortingMailbox(comm, rank, _arrivals[id(comm)].setdefault(rank, defaultdict(deque)))
+    with _queues_lock:
+        if id(comm) not in _queues:
+            _forget_with(comm)
+            _queues[id(comm)] = {}
+        return SortingMailbox(comm, rank, _queues[id(comm)].setdefault(rank, Queues()))
+
+
+def _forget_with(comm: PointToPoint) -> None:
+    """Give up the queues of ``comm`` when it goes; one that cannot tell is kept, and so its id is too."""
+    try:
+        weakref.finalize(comm, _queues.pop, id(comm))
+    except TypeError:
+        _without_weak_references.append(comm)

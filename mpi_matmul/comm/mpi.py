@@ -17,13 +17,37 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+import mpi4py
 import numpy as np
-from mpi4py import MPI
 
-from mpi_matmul.comm.protocol import as_sendable, check_expected, is_plain, rank_in_world, snapshot
+from mpi_matmul.comm.protocol import (
+    Matching,
+    as_sendable,
+    check_expected,
+    is_plain,
+    rank_in_world,
+    snapshot,
+)
 from mpi_matmul.layout import Array
+
+mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # started below, when all is well
+from mpi4py import MPI  # noqa: E402
+
+
+def _start() -> None:
+    """Start MPI. RuntimeError when mpirun is of another maker: MPICH would end in an error of its own."""
+    launched_by_open_mpi = "OMPI_COMM_WORLD_SIZE" in os.environ and "PMI_RANK" not in os.environ
+    if launched_by_open_mpi and "MPICH" in MPI.Get_library_version():
+        raise RuntimeError("mpirun is Open MPI's, but the MPI library that mpi4py loads is MPICH")
+    MPI.Init_thread()
+
+
+if not MPI.Is_initialized():
+    _start()
+
+T = TypeVar("T")
 
 HEADER_TAG, DATA_TAG = 1, 2
 PIECE_BYTES = 16 * 2**20
@@ -32,7 +56,7 @@ _DTYPE_BYTES = 16
 _HEADER_WORDS = 1 + _DTYPE_BYTES // 8 + _MAX_DIMENSIONS
 
 
-class MPICommunicator:
+class MPICommunicator(Matching):
     """``send`` and ``recv`` between the ranks of an MPI communicator (default: the world).
 
     ``comm`` is duplicated, so no message of the caller's is ever mistaken for one of ours; making and
@@ -44,8 +68,11 @@ class MPICommunicator:
         base = MPI.COMM_WORLD if comm is None else comm
         if not isinstance(base, MPI.Comm):
             raise TypeError(f"comm is {base!r}, expected an mpi4py communicator")
-        if base == MPI.COMM_NULL or base.Is_inter():
-            raise ValueError(f"comm is {base!r}, expected an intra-communicator that this rank belongs to")
+        if base == MPI.COMM_NULL:
+            raise ValueError("comm is COMM_NULL: only ranks that belong to a communicator can multiply on it")
+        if base.Is_inter():
+            raise ValueError("comm is an inter-communicator, expected an intra-communicator")
+        abort_on_uncaught()
         self._comm = base.Dup()
         self.rank = self._comm.Get_rank()
         self.num_devices = self._comm.Get_size()
@@ -70,7 +97,7 @@ class MPICommunicator:
         status = MPI.Status()
         self.wait_until(lambda: self._comm.Iprobe(MPI.ANY_SOURCE, HEADER_TAG, status))
         src = status.Get_source()
-        return src, self.start_recv(dst, src).wait()
+        return src, self.start_recv(src, dst).wait()
 
     def start_send(self, src: int, dst: int, data: Array) -> MPISend:
         """Send without a copy, if the bytes can go as they lie; ``data`` must not change before wait()."""
@@ -82,8 +109,8 @@ class MPICommunicator:
         self._remember(requests)
         return MPISend(self, data, requests)
 
-    def start_recv(self, dst: int, src: int, out: Array | None = None) -> MPIReceive:
-        """Receive the next message from ``src``; into ``out`` (same shape and dtype) if it is given."""
+    def start_recv(self, src: int, dst: int, out: Array | None = None) -> MPIReceive:
+        """Receive the next message from ``src``, into ``out`` (same shape and dtype) if it is given."""
         self._check_own("dst", dst)
         receive = MPIReceive(self, self._comm, rank_in_world("src", src, self.num_devices), out)
         self._expected.append(receive)
@@ -111,20 +138,30 @@ class MPICommunicator:
                 still.append(receive)
         self._expected = still
 
+    def __enter__(self) -> MPICommunicator:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def abort(self, rank: int, error: BaseException) -> None:
+        """This rank has failed: show why and end the job, so that nobody waits (a world of one goes on)."""
+        if MPI.COMM_WORLD.Get_size() > 1:
+            abort_job(error)
+
     def close(self) -> None:
         """Wait until every send is finished, then give the duplicate back."""
         if self._finish.detach() is not None:
             _wait_for_all(self._unfinished)
             self._comm.Free()
 
-    def node_ranks(self) -> list[list[int]]:
-        """For every rank on this host: the processors that it may run on."""
-        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
-        processors = node.allgather(
-            sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        )
-        node.Free()
-        return processors
+    def gather_on_host(self, fact: T) -> list[T]:
+        """A small fact of every rank on this host."""
+        host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        facts = host.allgather(fact)
+        host.Free()
+        return facts
 
     def _check(self, src: int, dst: int) -> None:
         self._check_own("src", src)
@@ -237,43 +274,47 @@ def library_version() -> str:
     return " ".join(first_line.split(",")[0].replace("Version:", "").split())
 
 
-def abort_job(error: BaseException) -> None:
-    """Show this rank's traceback and end the whole job with status 1. Returns only when MPI is not running.
+def abort_job(error: BaseException, show: Callable[[], None] | None = None) -> None:
+    """Show what happened on this rank and end the whole job; returns only when MPI is not running.
 
-    Ctrl-C and a lack of memory are not mistakes of the program: one line, status 130 or 2.
+    The traceback (or what ``show`` prints) and status 1; but Ctrl-C and a lack of memory are no mistakes of
+    a program: one line, status 130 or 2.
     """
     if MPI.Is_finalized():
         return
     rank = MPI.COMM_WORLD.Get_rank()
     # When the same mistake stops every rank at once, the first one ends the job before the others print.
     time.sleep(min(rank, 8) * 0.25)
-    if isinstance(error, KeyboardInterrupt):
-        text, status = "interrupted", 130
-    elif isinstance(error, MemoryError):
-        text, status = f"not enough memory: {error}", 2
-    else:
-        text, status = "failed, the job is ended\n" + "".join(traceback.format_exception(error)).rstrip(), 1
     sys.stdout.flush()
-    sys.stderr.write(f"mpi_matmul: rank {rank}: {text}\n")
+    status = 1
+    if isinstance(error, KeyboardInterrupt):
+        status = 130
+        print(f"mpi_matmul: rank {rank}: interrupted", file=sys.stderr)
+    elif isinstance(error, MemoryError):
+        status = 2
+        print(f"mpi_matmul: rank {rank}: not enough memory: {error}", file=sys.stderr)
+    else:
+        print(f"rank {rank} of {MPI.COMM_WORLD.Get_size()} failed, which ends the job:", file=sys.stderr)
+        (show or (lambda: traceback.print_exception(error)))()
     sys.stderr.flush()
+    time.sleep(0.3)  # the launcher may drop what it has not read when the job ends
     MPI.COMM_WORLD.Abort(status)
+    os._exit(status)  # with some MPI libraries Abort returns; nothing of the program may go on
 
 
 def abort_on_uncaught() -> None:
-    """From now on an exception that ends this process ends the whole job: nobody waits for a dead rank."""
-    if (
-        MPI.COMM_WORLD.Get_size() == 1
-        or getattr(sys.excepthook, "ends_mpi_job", False)
-        or hasattr(sys, "ps1")
-    ):
+    """From now on an exception that ends this process ends the whole job: nobody waits for a dead rank.
+
+    The hook that was there before still shows the exception.
+    """
+    interactive = hasattr(sys, "ps1")
+    if MPI.COMM_WORLD.Get_size() == 1 or interactive or getattr(sys.excepthook, "ends_mpi_job", False):
         return
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if MPI.Is_finalized():
-            previous(kind, error, trace)
-        else:
-            abort_job(error)
+        abort_job(error, show=lambda: previous(kind, error, trace))
+        previous(kind, error, trace)
 
     hook.ends_mpi_job = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -10,14 +10,17 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
 from mpi_matmul.layout import Array
 
-# bool, integers, floats, complex; times and text travel too. Python objects have no bytes to send.
-_KINDS = "biufcmMSU"
+# bool, integers, floats, complex
+_KINDS = "biufc"
 
 
 class PointToPoint(Protocol):
@@ -38,17 +41,24 @@ class Transfer(Protocol):
         ...
 
 
-@runtime_checkable
-class Matching(Protocol):
-    """What a faster transport offers besides: transfers that go on while others are started."""
+class Matching(ABC):
+    """A communicator that offers more: it matches senders itself, and transfers go on while others start."""
 
+    num_devices: int
+
+    @abstractmethod
+    def send(self, src: int, dst: int, data: Any) -> None: ...
+
+    @abstractmethod
+    def recv(self, dst: int) -> tuple[int, Array]: ...
+
+    @abstractmethod
     def start_send(self, src: int, dst: int, data: Array) -> Transfer:
         """Send without a copy: ``data`` must not change before ``wait()``."""
-        ...
 
-    def start_recv(self, dst: int, src: int, out: Array | None = None) -> Transfer:
-        """Receive the next message from ``src``, into ``out`` if it is given."""
-        ...
+    @abstractmethod
+    def start_recv(self, src: int, dst: int, out: Array | None = None) -> Transfer:
+        """Receive the next message from ``src`` to ``dst``, into ``out`` if it is given."""
 
 
 def rank_in_world(name: str, rank: int, num_devices: int) -> int:
@@ -59,11 +69,27 @@ def rank_in_world(name: str, rank: int, num_devices: int) -> int:
     return number
 
 
+@contextmanager
+def failing_stops_all(comm: PointToPoint, rank: int) -> Iterator[None]:
+    """Tell ``comm`` of a failure inside, if it has ``abort(rank, error)``: none waits for a dead device."""
+    try:
+        yield
+    except BaseException as error:
+        abort = getattr(comm, "abort", None)
+        if abort is not None:
+            abort(rank, error)
+        raise
+
+
 def as_sendable(data: Any) -> Array:
     """``data`` as a plain array; TypeError when its elements are not plain numbers in memory."""
+    if isinstance(data, np.ma.MaskedArray):
+        raise TypeError("data is a masked array, whose mask would be lost; expected numbers or bool")
     array = np.asarray(data)
     if array.dtype.kind not in _KINDS or array.dtype.hasobject:
-        raise TypeError(f"data has dtype {array.dtype}, which cannot be sent as a buffer")
+        raise TypeError(
+            f"data has dtype {array.dtype}, expected numbers or bool: it cannot be sent as a buffer"
+        )
     return array
 
 

@@ -33,7 +33,10 @@ class Communicator:
     """
 
     def __init__(self, num_devices: int) -> None:
-        self.num_devices = operator.index(num_devices)
+        try:
+            self.num_devices = operator.index(num_devices)
+        except TypeError:
+            raise TypeError(f"num_devices is {num_devices!r}, expected a whole number") from None
         if self.num_devices < 1:
             raise ValueError(f"num_devices is {num_devices}, expected at least 1")
         self.inboxes: list[queue.Queue[tuple[int, Array]]] = [queue.Queue() for _ in range(self.num_devices)]
@@ -61,8 +64,8 @@ class Communicator:
         dst = rank_in_world("dst", dst, self.num_devices)
         with self._lock:
             self._waiting.add(dst)
+            self._stop_if_deadlocked()
             while self._failure is None and self.inboxes[dst].empty():
-                self._stop_if_deadlocked()
                 # The limit serves whoever puts a message straight into the inbox.
                 self._arrival[dst].wait(timeout=0.1)
             self._waiting.discard(dst)
@@ -73,6 +76,11 @@ class Communicator:
         """Device ``rank`` has failed: wake every waiting ``recv`` with an error that names it."""
         with self._lock:
             self._fail(DeviceFailed(f"device {rank} failed: {type(error).__name__}: {error}"))
+
+    def stop(self, error: BaseException) -> None:
+        """The launcher gives up: wake every waiting ``recv``."""
+        with self._lock:
+            self._fail(DeviceFailed(f"stopped by {type(error).__name__}"))
 
     def started(self, ranks: Iterable[int]) -> None:
         """These devices run from now on: when all of them wait, it is a deadlock."""
@@ -96,9 +104,10 @@ class Communicator:
             raise type(self._failure)(*self._failure.args)
 
     def _stop_if_deadlocked(self) -> None:
-        stuck = self._running & self._waiting
-        if stuck and stuck == self._running and all(self.inboxes[rank].empty() for rank in stuck):
-            ranks = ", ".join(map(str, sorted(stuck)))
+        if len(self._waiting) < len(self._running) or not self._running:
+            return  # as nearly always, and then without a look at every device
+        if self._running <= self._waiting and all(self.inboxes[rank].empty() for rank in self._running):
+            ranks = ", ".join(map(str, sorted(self._running)))
             self._fail(
                 Deadlock(
                     f"every device that still runs ({ranks}) waits for a message, and none is on its way"

@@ -22,7 +22,7 @@ import numpy as np
 
 from mpi_matmul.comm.collectives import gather
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
-from mpi_matmul.comm.protocol import PointToPoint
+from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
 from mpi_matmul.layout import Array
 
 
@@ -38,6 +38,7 @@ def compute_fn(comm: PointToPoint, rank: int, a_chunk: Array, b: Array, result: 
     ``b`` (k, n): whole. Device 0 puts the product (m, n) into ``result[0]``. ``comm`` needs no more than
     ``num_devices``, ``send`` and ``recv``. Raises what numpy.matmul raises.
     """
-    c_shards = gather(mailbox_of(comm, rank), np.matmul(a_chunk, b), root=0)
-    if c_shards is not None:
-        result[0] = np.concatenate(c_shards)
+    with failing_stops_all(comm, rank):
+        c_shards = gather(mailbox_of(comm, rank), np.matmul(a_chunk, b), root=0)
+        if c_shards is not None:
+            result[0] = np.concatenate(c_shards)

@@ -23,7 +23,7 @@ import numpy as np
 
 from mpi_matmul.comm.collectives import gather
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
-from mpi_matmul.comm.protocol import PointToPoint
+from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
 from mpi_matmul.layout import COLUMNS, Array
 
 
@@ -62,9 +62,10 @@ def fsdp_compute_fn(
     split). Device 0 puts the product (m, n) into ``result[0]``. ``comm`` needs no more than
     ``num_devices``, ``send`` and ``recv``. Raises what numpy.matmul raises.
     """
-    mailbox = mailbox_of(comm, rank)
-    c_blocks: list[Any] = [None] * mailbox.world_size
-    multiply_ring(mailbox, a_chunk, b_chunk, c_blocks)
-    c_shards = gather(mailbox, np.concatenate(c_blocks, axis=1), root=0)
-    if c_shards is not None:
-        result[0] = np.concatenate(c_shards)
+    with failing_stops_all(comm, rank):
+        mailbox = mailbox_of(comm, rank)
+        c_blocks: list[Any] = [None] * mailbox.world_size
+        multiply_ring(mailbox, a_chunk, b_chunk, c_blocks)
+        c_shards = gather(mailbox, np.concatenate(c_blocks, axis=1), root=0)
+        if c_shards is not None:
+            result[0] = np.concatenate(c_shards)

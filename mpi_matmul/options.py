@@ -1,0 +1,138 @@
+"""The command line: what may be asked for, and what is said when it is asked wrongly."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpi_matmul.kernels import KERNELS
+
+OK, CHECK_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+class Said(Exception):
+    """Help, or what is wrong with the command line: to be said once, whatever the number of ranks."""
+
+    def __init__(self, text: str, status: int) -> None:
+        self.text, self.status = text, status
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises Said where argparse would print and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _wrong(message)
+
+    def print_help(self, file: Any = None) -> None:
+        raise Said(self.format_help(), OK)
+
+
+class _Version(argparse.Action):
+    def __call__(self, *_: Any) -> NoReturn:
+        raise Said(f"mpi_matmul {version('mpi_matmul')}", OK)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options, complete: what was not given has its default. Raises Said."""
+    options = _parser().parse_intermixed_args(argv)
+    _sort_out_strategies(options)
+    if len(options.operands) not in (0, 2):
+        raise _wrong(f"expected two operands A.npy B.npy, got {len(options.operands)}")
+    for name in ("shape", "dtype"):
+        if options.operands and getattr(options, name) is not None:
+            raise _wrong(f"--{name} is for random operands, but files are given")
+    defaults = {
+        "shape": [1024, 1024, 1024],
+        "dtype": np.dtype("float64"),
+        "strategy": ["fsdp"] if options.operands else ["dp", "fsdp"],
+    }
+    for name, default in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    return options
+
+
+def _sort_out_strategies(options: argparse.Namespace) -> None:
+    """``--strategy dp A.npy B.npy``: the names end where the files begin."""
+    names = options.strategy or []
+    others = list(itertools.dropwhile(lambda name: name in KERNELS, names))
+    if others and not options.operands and all(map(_looks_like_a_file, others)) and others != names:
+        options.strategy, options.operands = names[: -len(others)], others
+    elif others:
+        raise _wrong(f"strategy is {others[0]!r}, expected {' or '.join(KERNELS)}")
+
+
+def _looks_like_a_file(name: str) -> bool:
+    return name.endswith(".npy") or os.path.exists(name)
+
+
+def _wrong(text: str) -> Said:
+    return Said(f"mpi_matmul: {text} (--help tells more)", BAD_INPUT)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="mpirun -n P python -m mpi_matmul",
+        description="Multiply two matrices sharded over MPI ranks; rank 0 gathers and checks the product.",
+        epilog="Exit status: 0 done and checked, 1 a check failed, 2 bad usage or input; else a crash.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("operands", nargs="*", metavar="FILE", help="A.npy and B.npy (default: random matrices)")
+    add(
+        "-o",
+        "--output",
+        metavar="C.npy",
+        help="write the product (of the last strategy, when all checks pass)",
+    )
+    add(
+        "--strategy",
+        nargs="+",
+        metavar="NAME",
+        help=f"kernels to run: {', '.join(KERNELS)} (default: all for random operands, fsdp for files)",
+    )
+    add(
+        "--shape",
+        nargs=3,
+        type=_at_least(0),
+        metavar=("M", "K", "N"),
+        help="random operands (default 1024 each)",
+    )
+    add("--dtype", type=_dtype, metavar="D", help="their numpy dtype (default float64)")
+    add("--seed", type=_at_least(0), metavar="S", default=42, help="of random operands and of the probe (42)")
+    add("--check", choices=("auto", "exact", "probe", "none"), default="auto", help=_CHECK_HELP)
+    add("--json", metavar="FILE", help="write the report for programs (- for stdout)")
+    add("--simulate", type=_at_least(1), metavar="P", help="run on P threads of this process, without MPI")
+    add("--version", action=_Version, nargs=0, help="print the version")
+    return parser
+
+
+_CHECK_HELP = (
+    "exact: against numpy's product; probe: by random vectors, for products too large to compute again; "
+    "auto (default): exact while it costs seconds"
+)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.strip().lstrip("+").isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = np.dtype(object)
+    if dtype.kind not in "biufc" or dtype.names:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype of numbers")
+    return dtype

@@ -1,0 +1,78 @@
+"""Where product and report go: files checked at the door and written together, and what is printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TextIO
+
+import numpy as np
+
+from mpi_matmul.layout import Array
+from mpi_matmul.operands import Problem
+from mpi_matmul.options import CHECK_FAILED, OK
+from mpi_matmul.report import Report, to_json, to_table
+from mpi_matmul.storage import FileError, OutputFile, shown
+
+
+class Outputs:
+    """The product to ``output`` and the report to ``json`` ("-": standard output), where these are given."""
+
+    def __init__(self, output: str | None, json: str | None) -> None:
+        self._names = [name for name in (output, json) if name not in (None, "-")]
+        self._output, self._json = output, json
+        self._product: OutputFile | None = None
+        self._report: OutputFile | None = None
+
+    def check(self, problem: Problem, inputs: Sequence[str]) -> None:
+        """Before any work: FileError when an output could not be written."""
+        if self._output is not None:
+            self._product = OutputFile(self._output, inputs)
+            self._product.check_space(problem.m * problem.n * np.dtype(problem.dtype).itemsize)
+        if self._json is not None and self._json != "-":
+            self._report = OutputFile(self._json, inputs)
+            if self._output is not None and os.path.realpath(self._json) == os.path.realpath(self._output):
+                raise FileError(self._json, "is the name of the product and of the report")
+
+    def publish(self, report: Report, c: Array | None) -> int:
+        """Write and print everything; the exit status. Raises FileError when something cannot be written."""
+        people = sys.stderr if self._json == "-" else sys.stdout
+        try:
+            self._write(report, c if report.passed else None)
+        finally:
+            say(to_table(report), people)
+        if self._json == "-":
+            say(to_json(report).rstrip(), sys.stdout)
+        say(self._closing_line(report), people)
+        return OK if report.passed else CHECK_FAILED
+
+    def _write(self, report: Report, c: Array | None) -> None:
+        """All files or none: what cannot be written leaves the older ones as they were."""
+        with ExitStack() as stack:
+            commits = []
+            if self._report is not None:
+                commits.append(stack.enter_context(self._report.staged_text(to_json(report))))
+            if self._product is not None and c is not None:
+                commits.append(stack.enter_context(self._product.staged_array(c)))
+            for commit in commits:
+                commit()
+
+    def _closing_line(self, report: Report) -> str:
+        if not report.passed:
+            return "WRONG PRODUCT" + (f", {shown(self._output)} is not written" if self._output else "")
+        return "done" + (f", wrote {' and '.join(map(shown, self._names))}" if self._names else "")
+
+
+def say(text: str, stream: TextIO | None) -> None:
+    """Print, whatever characters the stream can carry. FileError when it is full; no reader is no error."""
+    if stream is None:
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python tries again at its end
+        if not isinstance(error, BrokenPipeError):
+            raise FileError("standard output", str(error.strerror).lower()) from error
