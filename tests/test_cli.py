@@ -340,12 +340,6 @@ def test_a_full_disk_leaves_the_older_file(operands, tmp_path):
         {"SLURM_STEP_NUM_TASKS": "4"},
     ],
 )
-def test_the_innermost_launcher_counts():
-    """One rank of mpirun, within a Slurm step of four tasks."""
-    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
-    assert mpirun(1, "--shape", 3, 3, 3, env=step).returncode == 0
-
-
 def test_processes_that_each_believe_to_be_alone(facts):
     job = run_command(PROGRAM, 60, job_environment(facts))
     assert refused(job, "4 processes", "one rank")
@@ -353,6 +347,12 @@ def test_processes_that_each_believe_to_be_alone(facts):
         silent = run_command(PROGRAM, 60, job_environment({**facts, "OMPI_COMM_WORLD_RANK": "3"}))
         assert (silent.returncode, silent.stdout) == (2, "")
         assert "mpi_matmul:" not in silent.stderr
+
+
+def test_the_innermost_launcher_counts():
+    """One rank of mpirun, within a Slurm step of four tasks."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+    assert mpirun(1, "--shape", 3, 3, 3, env=step).returncode == 0
 
 
 def test_simulating_under_mpirun_is_refused():

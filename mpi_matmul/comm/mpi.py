@@ -284,7 +284,7 @@ def abort_job(error: BaseException, show: Callable[[], None] | None = None) -> N
         return
     rank = MPI.COMM_WORLD.Get_rank()
     # When the same mistake stops every rank at once, the first one ends the job before the others print.
-    time.sleep(min(rank, 8) * 0.25)
+    time.sleep(min(rank, 8) * 0.6)
     sys.stdout.flush()
     status = 1
     if isinstance(error, KeyboardInterrupt):
