@@ -6,7 +6,7 @@ import argparse
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 import numpy as np
@@ -35,7 +35,11 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, *_: Any) -> NoReturn:
-        raise Said(f"mpi_matmul {version('mpi_matmul')}", OK)
+        try:
+            number = version("mpi_matmul")
+        except PackageNotFoundError:
+            number = "(not installed, run from its folder)"
+        raise Said(f"mpi_matmul {number}", OK)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
