@@ -102,6 +102,8 @@ def exact_check(a: Array, b: Array, c: Array) -> Check:
     """Compare c (m, n) with numpy's a (m, k) @ b (k, n), a panel of rows at a time.
 
     A wrong shape or dtype of c is a failed check; operands that do not fit each other raise ValueError.
+    Where ||a_i|| ||b_j|| is beyond the range of the sums, NaN and Inf may differ: their order decides, not
+    their value; `detail` then says how many elements were not judged.
     """
     np.matmul(a[:0], b[:, :0])  # operands that do not fit raise here
     product = product_dtype(a.dtype, b.dtype)

@@ -454,3 +454,32 @@ def test_a_check_is_plain_numbers() -> None:
     a, b = normal(3, 4, 5, "longdouble")
     for check in (exact_check(a, b, a @ b), probe(a, b, a @ b), exact_check(a, b, -(a @ b))):
         assert json.loads(json.dumps(asdict(check))) == asdict(check)
+
+
+# ---- at the edge of the range ----
+
+
+def test_sums_that_overflow_on_the_way_are_not_judged_and_that_is_said():
+    """Whether such a sum ends as a number, Inf or NaN is a matter of its order."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((2, 64, 64)) * 5e18).astype(np.float32)
+    c = a @ b
+    with np.errstate(all="ignore"):
+        other_order = (a[:, ::-1].astype(np.float64) @ b[::-1].astype(np.float64)).astype(np.float32)
+    assert (np.isfinite(c) != np.isfinite(other_order)).any()
+    check = exact_check(a, b, other_order)
+    assert check.passed
+    assert "overflow" in check.detail
+    wrong = other_order.copy()
+    row, column = np.argwhere(np.isfinite(c) & np.isfinite(other_order))[0]
+    wrong[row, column] *= -1
+    assert not exact_check(a, b, wrong).passed
+
+
+def test_complex_numbers_whose_size_is_beyond_the_range():
+    a = np.full((3, 3), 1.5e308 * (1 + 1j))
+    b = np.eye(3, dtype=complex)
+    c = a @ b
+    assert exact_check(a, b, c).passed
+    c[1, 2] = 1.4e308 * (1 + 1j)
+    assert not exact_check(a, b, c).passed
