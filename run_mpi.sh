@@ -72,13 +72,14 @@ recipe() {
 }
 
 is_ready() {
-    [ -f "$environment/recipe" ] && [ "$(recipe)" = "$(cat "$environment/recipe")" ] &&
-        "$environment/bin/python" -c '' 2>/dev/null
+    # -x: the Python that an environment was made from may be gone.
+    [ -x "$environment/bin/python" ] && [ -f "$environment/recipe" ] &&
+        [ "$(recipe)" = "$(cat "$environment/recipe")" ]
 }
 
 prepare_environment() {
-    is_ready && return
     python=$(find_python) || exit 2
+    is_ready && return
     mkdir -p "$(dirname "$environment")" || die "cannot make a folder for $environment; name another in MPI_MATMUL_ENV"
     # One at a time. The lock belongs to the open file, which this shell keeps when the small program has ended.
     { exec 9>"$environment.lock"; } 2>/dev/null ||
