@@ -599,15 +599,16 @@ FAKE_PYTEST = """#!/bin/sh
 echo "pytest $* in $PWD"
 echo "======== 2 passed, 1 skipped in 0.12s ========"
 case " $FAIL_AT " in *" ${MPI_MATMUL_EXPECTED_RANKS:-serial} "*) exit 1 ;; esac
+case " $EMPTY_AT " in *" ${MPI_MATMUL_EXPECTED_RANKS:-serial} "*) exit 5 ;; esac
 """
 
 
-def run_suite(checkout, *arguments, fail_at="", **changes):
+def run_suite(checkout, *arguments, fail_at="", empty_at="", **changes):
     """`run_mpi.sh test` with a pytest that only says how it was called."""
     script(checkout)
     (checkout / ".venv" / "system" / "bin" / "python").write_text(FAKE_PYTEST)
     (checkout / "fake mpirun").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
-    return script(checkout, "test", *arguments, FAIL_AT=fail_at, **changes)
+    return script(checkout, "test", *arguments, FAIL_AT=fail_at, EMPTY_AT=empty_at, **changes)
 
 
 def test_suite_runs_every_part_and_counts(checkout, tmp_path):
@@ -630,6 +631,17 @@ def test_suite_fails_when_any_part_fails_and_runs_the_others(checkout, fail_at):
     assert done.stdout.splitlines()[-1].startswith(
         f"ran 6 parts of the test suite: {6 - failed} passed, {failed} failed"
     )
+
+
+def test_a_part_without_tests_is_a_failure_unless_the_caller_has_selected(checkout):
+    done = run_suite(checkout, empty_at="1 2 3 4 5")
+    assert done.returncode == 1
+    assert "1 passed, 5 failed" in done.stdout.splitlines()[-1]
+    selected = run_suite(checkout, "tests/test_layout.py", empty_at="1 2 3 4 5")
+    assert selected.returncode == 0, all_of(selected)
+    assert "1 rank   nothing selected" in selected.stdout
+    nothing = run_suite(checkout, "-k", "no such test", empty_at="serial 1 2 3 4 5")
+    assert nothing.returncode == 1
 
 
 @pytest.mark.parametrize(
