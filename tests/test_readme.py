@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from docker_engine import need_docker
 from launcher import REPOSITORY, job_environment, run_command
 
 README = (REPOSITORY / "README.md").read_text()
@@ -19,11 +20,22 @@ PROGRAMS = {text.split()[1]: text for language, text in BLOCKS if language == "p
 SUITE = "./run_mpi.sh test\n"  # this very run: .ci/run begins it
 
 
+def copy_repository(target, *paths):
+    """The files that git knows (of these paths) into a folder."""
+    listing = ["git", "ls-files", "-z", "--", *(paths or ["."])]
+    listed = subprocess.run(listing, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    for name in listed.stdout.split("\0")[:-1]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, target / name)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A folder as the README assumes it: the repository's files, A.npy and B.npy, the programs shown."""
     for name in ("run_mpi.sh", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
+    copy_repository(tmp_path, "Dockerfile", ".dockerignore", "README.md", "LICENSE", "setup.cfg")
+    copy_repository(tmp_path, "pyproject.toml", "mpi_matmul")
     rng = np.random.default_rng(1)
     np.save(tmp_path / "A.npy", rng.standard_normal((70, 50)))
     np.save(tmp_path / "B.npy", rng.standard_normal((50, 40)))
@@ -59,6 +71,8 @@ def test_the_readme_has_commands_and_programs():
     ids=lambda text: text[:40],
 )
 def test_commands(text, folder):
+    if "docker" in text:
+        need_docker()
     run_block(text, folder, environment())
     if "-o C.npy" in text:
         product = np.load(folder / "C.npy")
@@ -75,12 +89,7 @@ def test_the_suite_is_what_the_gate_runs():
 )
 def test_installing_into_an_environment_of_ones_own(text, tmp_path):
     """From a copy of the repository, as a package that no longer needs it."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    for name in listed.stdout.split("\0")[:-1]:
-        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPOSITORY / name, tmp_path / "copy" / name)
+    copy_repository(tmp_path / "copy")
     venv.create(tmp_path / "venv", with_pip=True)
     env = job_environment({"MPIRUN": None, "PYTHONPATH": None})
     env["PATH"] = f"{tmp_path / 'venv' / 'bin'}{os.pathsep}{env['PATH']}"

@@ -1,0 +1,44 @@
+"""The container image: its main job works as it stands, for any user, with few cores and no network."""
+
+import pytest
+from docker_engine import docker, need_docker
+from launcher import REPOSITORY
+
+IMAGE = "mpi_matmul:test"
+PROGRAM = ["python", "-m", "mpi_matmul", "--shape", "1000", "1000", "1000"]
+
+
+@pytest.fixture(scope="module")
+def image():
+    need_docker()
+    built = docker("build", "--network=host", "--tag", IMAGE, str(REPOSITORY), timeout=600)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return IMAGE
+
+
+CASES = {
+    "the image's own command": ([], []),
+    "as root": (["--user", "0"], ["mpirun", "-n", "4", *PROGRAM]),
+    "as uid 1000": (["--user", "1000"], ["mpirun", "-n", "4", *PROGRAM]),
+    "as a user without a name": (["--user", "12345"], ["mpirun", "-n", "4", *PROGRAM]),
+    "two cores": (["--cpus", "2"], ["mpirun", "-n", "4", *PROGRAM]),
+    "no network": (["--network", "none"], ["mpirun", "-n", "4", *PROGRAM]),
+    "eight ranks in 64 MB of shared memory": (["--shm-size", "64m"], ["mpirun", "-n", "8", *PROGRAM]),
+}
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("case", CASES)
+def test_a_good_run_says_nothing_but_its_report(image, case):
+    options, command = CASES[case]
+    job = docker("run", "--rm", *options, image, *command)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert job.stdout.splitlines()[-1] == "done"
+    assert "fsdp: correct" in job.stdout
+    assert job.stderr == ""
+
+
+@pytest.mark.timeout(700)
+def test_the_image_is_small(image):
+    size = docker("image", "inspect", "--format", "{{.Size}}", image)
+    assert int(size.stdout) < 600e6
