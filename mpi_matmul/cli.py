@@ -22,7 +22,7 @@ from mpi_matmul.layout import Array
 from mpi_matmul.multiply import multiply, pass_door
 from mpi_matmul.operands import Problem, admit, random_operands
 from mpi_matmul.options import BAD_INPUT, INTERRUPTED, OK, Said, parse
-from mpi_matmul.outputs import Outputs, say
+from mpi_matmul.outputs import Outputs, complain, say
 from mpi_matmul.progress import Progress
 from mpi_matmul.report import Report
 from mpi_matmul.storage import FileError, open_matrix
@@ -44,13 +44,13 @@ def main(argv: Sequence[str]) -> int:
         return _say_once(said)
     except LaunchError as error:
         if launched_rank() == 0:
-            say(f"mpi_matmul: {error}", sys.stderr)
+            complain(f"mpi_matmul: {error}", sys.stderr)
         return BAD_INPUT
     except MemoryError as error:
-        say(f"mpi_matmul: not enough memory: {error}", sys.stderr)
+        complain(f"mpi_matmul: not enough memory: {error}", sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
-        say("mpi_matmul: interrupted", sys.stderr)
+        complain("mpi_matmul: interrupted", sys.stderr)
         return INTERRUPTED
 
 
@@ -136,16 +136,20 @@ def _run_all(
 def _end(mailbox: Mailbox, status: int, message: str) -> int:
     """Say ``message`` once and agree on rank 0's exit status; no rank leaves before it is said."""
     if message and mailbox.rank == 0:
-        say(f"mpi_matmul: {message}", sys.stderr)
+        complain(f"mpi_matmul: {message}", sys.stderr)
     agreed: int = broadcast_facts(mailbox, status, 0)
     barrier(mailbox)
     return agreed
 
 
 def _say_once(said: Said) -> int:
+    status = said.status
     if launched_processes() == 1 or launched_rank() == 0:
-        say(said.text.rstrip("\n"), sys.stderr if said.status else sys.stdout)
+        try:
+            say(said.text.rstrip("\n"), sys.stderr if said.status else sys.stdout)
+        except FileError:
+            status = BAD_INPUT
     if launched_processes() > 1:
         with suppress(LaunchError):  # a launcher may end the job when the first rank leaves: leave together
             on_mpi(lambda comm, rank: barrier(mailbox_of(comm, rank)))
-    return said.status
+    return status

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -44,9 +45,10 @@ def on_threads(num_devices: int, program: Callable[[Communicator, int], T]) -> l
         try:
             results[rank] = program(comm, rank)
         except BaseException as error:
-            error.add_note(f"raised on device {rank} of {num_devices}")
             failures.append(error)  # the first one is the cause, the others were woken by it
             comm.abort(rank, error)
+            with suppress(Exception):  # an exception may be of any class
+                error.add_note(f"raised on device {rank} of {num_devices}")
         finally:
             comm.finished(rank)
 
@@ -111,6 +113,8 @@ def start_mpi() -> ModuleType:
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise LaunchError(f"MPI cannot be started ({reason}); --simulate P needs no MPI") from error
+    if mpi.is_finalized():
+        raise LaunchError("MPI was finalized earlier in this program, and cannot be started again")
     if mpi.world_size() == 1 and launched_processes() > 1:
         raise LaunchError(
             f"the launcher started {launched_processes()} processes, "

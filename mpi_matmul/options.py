@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
@@ -112,7 +113,12 @@ def _parser() -> _Parser:
     add("--seed", type=_at_least(0), metavar="S", default=42, help="of random operands and of the probe (42)")
     add("--check", choices=("auto", "exact", "probe", "none"), default="auto", help=_CHECK_HELP)
     add("--json", metavar="FILE", help="write the report for programs (- for stdout)")
-    add("--simulate", type=_at_least(1), metavar="P", help="run on P threads of this process, without MPI")
+    add(
+        "--simulate",
+        type=_at_least(1, 10_000),
+        metavar="P",
+        help="run on P threads of this process, without MPI",
+    )
     add("--version", action=_Version, nargs=0, help="print the version")
     return parser
 
@@ -123,10 +129,11 @@ _CHECK_HELP = (
 )
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _at_least(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.strip().lstrip("+").isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            to = "on" if most == sys.maxsize else f"to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} {to}")
         return int(text)
 
     return number

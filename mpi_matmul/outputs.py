@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TextIO
 
 import numpy as np
@@ -37,27 +37,34 @@ class Outputs:
                 raise FileError(self._json, "is the name of the product and of the report")
 
     def publish(self, report: Report, c: Array | None) -> int:
-        """Write and print everything; the exit status. Raises FileError when something cannot be written."""
-        people = sys.stderr if self._json == "-" else sys.stdout
-        try:
-            self._write(report, c if report.passed else None)
-        finally:
-            say(to_table(report), people)
-        if self._json == "-":
-            say(to_json(report).rstrip(), sys.stdout)
-        say(self._closing_line(report), people)
-        return OK if report.passed else CHECK_FAILED
+        """Write and print everything; the exit status. FileError when something cannot be written.
 
-    def _write(self, report: Report, c: Array | None) -> None:
-        """All files or none: what cannot be written leaves the older ones as they were."""
+        Then no file is changed: all are written beside their targets, and renamed after the printing.
+        """
+        people = sys.stderr if self._json == "-" else sys.stdout
         with ExitStack() as stack:
-            commits = []
-            if self._report is not None:
-                commits.append(stack.enter_context(self._report.staged_text(to_json(report))))
-            if self._product is not None and c is not None:
-                commits.append(stack.enter_context(self._product.staged_array(c)))
+            try:
+                commits = [stack.enter_context(staged) for staged in self._staged(report, c)]
+            except FileError:
+                complain(to_table(report), people)
+                raise
+            say(to_table(report), people)
+            if self._json == "-":
+                if sys.stdout is None:
+                    raise FileError("standard output", "is closed")
+                say(to_json(report).rstrip(), sys.stdout)
             for commit in commits:
                 commit()
+        complain(self._closing_line(report), people)
+        return OK if report.passed else CHECK_FAILED
+
+    def _staged(
+        self, report: Report, c: Array | None
+    ) -> Iterator[AbstractContextManager[Callable[[], None]]]:
+        if self._report is not None:
+            yield self._report.staged_text(to_json(report))
+        if self._product is not None and c is not None and report.passed:
+            yield self._product.staged_array(c)
 
     def _closing_line(self, report: Report) -> str:
         if not report.passed:
@@ -75,4 +82,11 @@ def say(text: str, stream: TextIO | None) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python tries again at its end
         if not isinstance(error, BrokenPipeError):
-            raise FileError("standard output", str(error.strerror).lower()) from error
+            name = "standard error" if stream is sys.stderr else "standard output"
+            raise FileError(name, str(error.strerror).lower()) from error
+
+
+def complain(text: str, stream: TextIO | None) -> None:
+    """Print what must not fail for want of a stream: the status says it too."""
+    with suppress(FileError):
+        say(text, stream)

@@ -230,7 +230,11 @@ class OutputFile:
             with suppress(FileNotFoundError):
                 os.fchmod(descriptor, stat.S_IMODE(os.stat(self._target).st_mode))
             os.fsync(descriptor)
-            yield lambda: os.replace(name, self._target)
+            yield lambda: self._commit(name)
+
+    def _commit(self, name: str) -> None:
+        with _named(self.path):
+            os.replace(name, self._target)
 
 
 def _write_npy(stream: BinaryIO, array: Array) -> None:

@@ -293,13 +293,28 @@ def test_a_report_that_would_overwrite_the_product_is_refused(operands, tmp_path
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
-def test_standard_output_that_is_full(operands, tmp_path):
-    a, b, product = operands
-    command = ["bash", "-c", '"$@" > /dev/full', "full", *PROGRAM, "--simulate", "2", str(a), str(b)]
+@pytest.mark.parametrize("redirection", [">/dev/full", "--json - >/dev/full", "--json - >&-"])
+def test_standard_output_that_is_full(operands, tmp_path, redirection):
+    """Then the result is not known, and no file is changed."""
+    a, b, _ = operands
+    older = saved(tmp_path, "C.npy", np.ones(3)).read_bytes()
+    command = ["bash", "-c", f'"$@" {redirection}', "full", *PROGRAM, "--simulate", "2", str(a), str(b)]
     job = run_command([*command, "-o", str(tmp_path / "C.npy")], 60, job_environment())
     assert job.returncode == 2
-    assert job.stderr.splitlines() == ["mpi_matmul: standard output: no space left on device"]
-    np.testing.assert_allclose(np.load(tmp_path / "C.npy"), product)
+    assert job.stderr.splitlines()[-1].startswith("mpi_matmul: standard output: ")
+    assert "Traceback" not in job.stderr
+    assert (tmp_path / "C.npy").read_bytes() == older
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+@pytest.mark.parametrize(
+    "command_line", ["--bad 2>/dev/full", "missing.npy B.npy 2>/dev/full", "--help >/dev/full"]
+)
+def test_a_refusal_that_nobody_can_read(command_line):
+    command = ["bash", "-c", f'"$@" --simulate 2 {command_line}', "full", *PROGRAM]
+    job = run_command(command, 60, job_environment())
+    assert job.returncode == 2
+    assert "Traceback" not in job.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")

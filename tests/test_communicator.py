@@ -365,6 +365,30 @@ def test_one_message_above_two_gib(mpi_comm, shape, dtype):
     worlds.mpi(mpi_comm).run(program)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_hundreds_of_sends_are_finished_at_the_end(mpi_comm):
+    """They are more than MPI keeps on the way by itself, and the receiver is late."""
+
+    def program(comm, rank):
+        ahead, behind = neighbours(comm, rank)
+        for number in range(600):
+            comm.send(rank, ahead, np.full(8200, number))
+        time.sleep(0.1 * rank)
+        for number in range(600):
+            src, data = comm.recv(rank)
+            assert (src, data[0], data[-1]) == (behind, number, number)
+
+    def one_way(comm, rank):
+        if rank == 0:
+            for number in range(300):
+                comm.send(0, 1, np.full(8200, number))
+        elif rank == 1:
+            assert [int(comm.recv(1)[1][-1]) for _ in range(300)] == list(range(300))
+
+    worlds.mpi(mpi_comm).run(program)
+    worlds.mpi(mpi_comm).run(one_way)
+
+
 @pytest.mark.mpi
 def test_many_communicators_one_after_the_other(mpi_comm):
     for number in range(50):

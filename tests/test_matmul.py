@@ -177,6 +177,29 @@ def test_a_communicator_of_ours_is_enough_to_end_the_job(tmp_path):
     assert job.stderr.count("KeyError: 'struck'") == 1
 
 
+@pytest.mark.parametrize("stream", ["sys.stdout = None", "sys.stdout.close()", "sys.stderr = None"])
+def test_a_program_that_has_closed_its_streams_ends_too(tmp_path, stream):
+    job = run_script(tmp_path, f"{stream}\nif rank == 1: raise KeyError('struck')")
+    assert job.returncode != 0
+
+
+@pytest.mark.parametrize("before", ["from mpi4py import MPI", "import mpi_matmul.comm.mpi"])
+def test_a_user_who_leaves_the_start_of_mpi_to_us(tmp_path, before):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import mpi4py; mpi4py.rc.initialize = False\n{before}\n"
+        "from mpi_matmul import matmul\nc = matmul([[2]], [[3]])\nprint(c, flush=True)\n"
+    )
+    job = run_ranks(2, [sys.executable, str(script)], timeout=30)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.split()) == ["None", "[[6]]"]
+
+
+def test_a_product_after_mpi_has_ended_is_an_error(tmp_path):
+    job = run_script(tmp_path, "MPI.Finalize()\ntry: matmul(c, c)\nexcept RuntimeError as error: sys.exit(0)")
+    assert job.returncode == 0, job.stderr
+
+
 def test_nothing_of_a_program_goes_on_after_its_job_was_ended(tmp_path):
     """Whatever catches the error: MPI's Abort may return."""
     kernel = "lambda *shards: 1 / 0 if rank == 1 else None"

@@ -483,3 +483,28 @@ def test_complex_numbers_whose_size_is_beyond_the_range():
     assert exact_check(a, b, c).passed
     c[1, 2] = 1.4e308 * (1 + 1j)
     assert not exact_check(a, b, c).passed
+
+
+OVERFLOWS = {
+    "one addend beyond the range": ([[1e20]], [[1e20]], [[np.inf]], [[0], [-np.inf], [np.nan]]),
+    "an operand that is Inf": ([[np.inf, 1e30]], [[1], [1e30]], [[np.inf]], [[0], [np.nan]]),
+    "an operand that is NaN": ([[np.nan, 1e30]], [[1], [1e30]], [[np.nan]], [[0], [np.inf]]),
+    "no addend beyond the range": ([[1e30, 1, 1]], [[0], [1e30], [1]], [[1e30]], [[np.nan], [np.inf]]),
+    "one sign beyond the range": (
+        [[3e38, 3e38, -3e38]],
+        [[1], [1], [1]],
+        [[np.inf]],
+        [[np.nan], [-np.inf], [0]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OVERFLOWS)
+def test_only_what_some_order_of_the_sum_gives_is_accepted(case):
+    a, b, c, wrong = (np.array(values, np.float32) for values in OVERFLOWS[case])
+    with np.errstate(all="ignore"):
+        assert exact_check(a, b, c).passed
+        for value in wrong:
+            assert not exact_check(a, b, value.reshape(1, 1)).passed, value
+    if case == "one sign beyond the range":
+        assert exact_check(a, b, np.array([[3e38]], np.float32)).passed

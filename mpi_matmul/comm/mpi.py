@@ -11,12 +11,14 @@ This is the one module that imports mpi4py, and importing it starts MPI.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import mpi4py
@@ -32,7 +34,9 @@ from mpi_matmul.comm.protocol import (
 )
 from mpi_matmul.layout import Array
 
-mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # started below, when all is well
+_was_imported = "mpi4py.MPI" in sys.modules  # by the user: then its options no longer count
+if not _was_imported:
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # started below, when all is well
 from mpi4py import MPI  # noqa: E402
 
 
@@ -42,6 +46,13 @@ def _start() -> None:
     if launched_by_open_mpi and "MPICH" in MPI.Get_library_version():
         raise RuntimeError("mpirun is Open MPI's, but the MPI library that mpi4py loads is MPICH")
     MPI.Init_thread()
+    if _was_imported:
+        atexit.register(_finalize)
+
+
+def _finalize() -> None:
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 if not MPI.Is_initialized():
@@ -172,7 +183,8 @@ class MPICommunicator(Matching):
             raise ValueError(f"{name} is {rank}, expected {self.rank}: on MPI a rank speaks for itself only")
 
     def _remember(self, requests: list[MPI.Request]) -> None:
-        self._unfinished[:] = [sending for sending in self._unfinished if not MPI.Request.Testall(sending)]
+        # A few of the oldest: to test all of them at each send would be quadratic.
+        self._unfinished[:8] = [sending for sending in self._unfinished[:8] if not _all_done(sending)]
         self._unfinished.append(requests)
 
 
@@ -183,7 +195,7 @@ class MPISend:
         self._owner, self._data, self._requests = owner, data, requests
 
     def wait(self) -> Array:
-        self._owner.wait_until(lambda: MPI.Request.Testall(self._requests))
+        self._owner.wait_until(lambda: _all_done(self._requests))
         return self._data
 
 
@@ -210,7 +222,7 @@ class MPIReceive:
         self._owner.wait_until(lambda: self._target is not None and self._header_request.Test())
         assert self._target is not None
         check_expected(self._target, *_decode(self._header), self.src)
-        self._owner.wait_until(lambda: MPI.Request.Testall(self._requests))
+        self._owner.wait_until(lambda: _all_done(self._requests))
         if self._out is None or self._out is self._target:
             return self._target
         self._out[...] = self._target
@@ -243,6 +255,11 @@ def _decode(header: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return tuple(int(length) for length in shape), np.dtype(name)
 
 
+def _all_done(requests: list[MPI.Request]) -> bool:
+    """Whether all are finished. One by one: polled with pauses, MPICH's Testall makes hardly any progress."""
+    return all([request.Test() for request in requests])
+
+
 def _wait_until(done: Callable[[], bool]) -> None:
     """Poll: eagerly at first, then sleeping a twentieth of the time waited so far.
 
@@ -261,7 +278,11 @@ def _wait_for_all(unfinished: list[list[MPI.Request]]) -> None:
     while unfinished:
         requests = unfinished.pop()
         if not MPI.Is_finalized():
-            _wait_until(lambda requests=requests: MPI.Request.Testall(requests))  # type: ignore[misc]
+            _wait_until(lambda requests=requests: _all_done(requests))  # type: ignore[misc]
+
+
+def is_finalized() -> bool:
+    return MPI.Is_finalized()
 
 
 def world_size() -> int:
@@ -285,21 +306,25 @@ def abort_job(error: BaseException, show: Callable[[], None] | None = None) -> N
     rank = MPI.COMM_WORLD.Get_rank()
     # When the same mistake stops every rank at once, the first one ends the job before the others print.
     time.sleep(min(rank, 8) * 0.6)
-    sys.stdout.flush()
-    status = 1
+    status = 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, MemoryError) else 1
+    with suppress(Exception):  # a stream may be closed or full; the job ends all the same
+        sys.stdout.flush()
+    with suppress(Exception):
+        _show(error, rank, show)
+        sys.stderr.flush()
+    time.sleep(0.3)  # the launcher may drop what it has not read when the job ends
+    MPI.COMM_WORLD.Abort(status)
+    os._exit(status)  # with some MPI libraries Abort returns; nothing of the program may go on
+
+
+def _show(error: BaseException, rank: int, show: Callable[[], None] | None) -> None:
     if isinstance(error, KeyboardInterrupt):
-        status = 130
         print(f"mpi_matmul: rank {rank}: interrupted", file=sys.stderr)
     elif isinstance(error, MemoryError):
-        status = 2
         print(f"mpi_matmul: rank {rank}: not enough memory: {error}", file=sys.stderr)
     else:
         print(f"rank {rank} of {MPI.COMM_WORLD.Get_size()} failed, which ends the job:", file=sys.stderr)
         (show or (lambda: traceback.print_exception(error)))()
-    sys.stderr.flush()
-    time.sleep(0.3)  # the launcher may drop what it has not read when the job ends
-    MPI.COMM_WORLD.Abort(status)
-    os._exit(status)  # with some MPI libraries Abort returns; nothing of the program may go on
 
 
 def abort_on_uncaught() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import queue
 import threading
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,7 +76,8 @@ class Communicator:
     def abort(self, rank: int, error: BaseException) -> None:
         """Device ``rank`` has failed: wake every waiting ``recv`` with an error that names it."""
         with self._lock:
-            self._fail(DeviceFailed(f"device {rank} failed: {type(error).__name__}: {error}"))
+            what = "".join(traceback.format_exception_only(error)).strip()
+            self._fail(DeviceFailed(f"device {rank} failed: {what}"))
 
     def stop(self, error: BaseException) -> None:
         """The launcher gives up: wake every waiting ``recv``."""
