@@ -141,6 +141,7 @@ class MPICommunicator(Matching):
         _wait_until(advance_and_ask)
 
     def _advance(self) -> None:
+        _retire(self._unfinished)
         still, behind = [], set()
         for receive in self._expected:
             # Arrays from one rank come in order: a later one must not take the place of an earlier one.
@@ -183,8 +184,9 @@ class MPICommunicator(Matching):
             raise ValueError(f"{name} is {rank}, expected {self.rank}: on MPI a rank speaks for itself only")
 
     def _remember(self, requests: list[MPI.Request]) -> None:
-        # A few of the oldest: to test all of them at each send would be quadratic.
-        self._unfinished[:8] = [sending for sending in self._unfinished[:8] if not _all_done(sending)]
+        # Only the oldest: to test all of them at each send would be quadratic.
+        while self._unfinished and _all_done(self._unfinished[0]):
+            self._unfinished.pop(0)
         self._unfinished.append(requests)
 
 
@@ -256,7 +258,7 @@ def _decode(header: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _all_done(requests: list[MPI.Request]) -> bool:
-    """Whether all are finished. One by one: polled with pauses, MPICH's Testall makes hardly any progress."""
+    """Whether all are finished; every one is asked."""
     return all([request.Test() for request in requests])
 
 
@@ -275,10 +277,17 @@ def _wait_until(done: Callable[[], bool]) -> None:
 
 
 def _wait_for_all(unfinished: list[list[MPI.Request]]) -> None:
-    while unfinished:
-        requests = unfinished.pop()
-        if not MPI.Is_finalized():
-            _wait_until(lambda requests=requests: _all_done(requests))  # type: ignore[misc]
+    if not MPI.Is_finalized():
+        _wait_until(lambda: _retire(unfinished))
+
+
+def _retire(unfinished: list[list[MPI.Request]]) -> bool:
+    """Forget the sends that are finished; whether all are.
+
+    Every one is asked: with MPICH 5.0, asking for one of many again and again does not move the others.
+    """
+    unfinished[:] = [requests for requests in unfinished if not _all_done(requests)]
+    return not unfinished
 
 
 def is_finalized() -> bool:
