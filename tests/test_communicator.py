@@ -382,8 +382,8 @@ def test_hundreds_of_sends_are_finished_at_the_end(mpi_comm):
         if rank == 0:
             for number in range(300):
                 comm.send(0, 1, np.full(8200, number))
-        elif rank == 1:
-            time.sleep(0.3)
+        mpi_comm.Barrier()
+        if rank == 1:
             assert [int(comm.recv(1)[1][-1]) for _ in range(300)] == list(range(300))
 
     worlds.mpi(mpi_comm).run(program)
