@@ -200,6 +200,23 @@ def test_a_product_after_mpi_has_ended_is_an_error(tmp_path):
     assert job.returncode == 0, job.stderr
 
 
+def test_many_sends_on_the_way_end_with_the_program(tmp_path):
+    """More than MPI keeps by itself, to a receiver that is late."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from mpi_matmul.comm.mpi import MPI, MPICommunicator\n"
+        "with MPICommunicator() as comm:\n"
+        "    if comm.rank == 0:\n"
+        "        for number in range(300): comm.send(0, 1, np.full(8200, number))\n"
+        "    MPI.COMM_WORLD.barrier()\n"
+        "    if comm.rank == 1:\n"
+        "        assert [int(comm.recv(1)[1][-1]) for _ in range(300)] == list(range(300))\n"
+    )
+    job = run_ranks(2, [sys.executable, str(script)], timeout=30)
+    assert job.returncode == 0, job.stderr
+
+
 def test_nothing_of_a_program_goes_on_after_its_job_was_ended(tmp_path):
     """Whatever catches the error: MPI's Abort may return."""
     kernel = "lambda *shards: 1 / 0 if rank == 1 else None"
