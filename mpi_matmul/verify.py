@@ -1,7 +1,8 @@
 """The judge of a product: numpy's own product as the oracle, the rounding bound, and Freivalds' probe.
 
 a is (m, k), b is (k, n), c is the (m, n) array that claims to be a @ b. Integers and bool must be equal
-exactly, NaN and Inf must stand in the same places, and everything else must lie within a rounding bound.
+exactly, NaN and Inf must stand in the same places (where sums overflow on the way, in places that some order
+of the sum gives), and everything else must lie within a rounding bound.
 
 **The bound of `exact_check`.** u is the unit roundoff of the type in which numpy adds up (float32 for
 float16; twice that for complex), e is the spacing of c's own type at 1.0 where that type is narrower than
