@@ -16,6 +16,7 @@ from mpi_matmul import memory
 from mpi_matmul.comm.collectives import barrier, broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
+from mpi_matmul.cores import blas_threads_in_use
 from mpi_matmul.kernels import kernel_named
 from mpi_matmul.launch import LaunchError, launched_processes, launched_rank, on_mpi, on_threads, start_mpi
 from mpi_matmul.layout import Array
@@ -26,6 +27,7 @@ from mpi_matmul.outputs import Outputs, complain, say
 from mpi_matmul.progress import Progress
 from mpi_matmul.report import Report
 from mpi_matmul.storage import FileError, open_matrix
+from mpi_matmul.versions import versions
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,10 +65,18 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
     if isinstance(admitted, Exception):
         return _end(mailbox, BAD_INPUT, str(admitted))
     a, b, problem = admitted
-    hosts, baselines = _all_ranks(mailbox, [platform.node(), baseline])
-    shape = [problem.m, problem.k, problem.n]
-    backend = "mpi" if mpi_library else "threads"
-    report = Report(mailbox.world_size, backend, mpi_library, hosts, shape, problem.dtype)
+    facts = [platform.node(), versions(), blas_threads_in_use(), baseline]
+    hosts, software, threads, baselines = _all_ranks(mailbox, facts)
+    report = Report(
+        mailbox.world_size,
+        "mpi" if mpi_library else "threads",
+        mpi_library,
+        hosts,
+        software,
+        threads,
+        [problem.m, problem.k, problem.n],
+        problem.dtype,
+    )
     c = _run_all(options, mailbox, problem, a, b, report, baselines)
     status, message = OK, ""
     if rank == 0:

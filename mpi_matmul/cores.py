@@ -46,12 +46,15 @@ def blas_threads(limit: int) -> AbstractContextManager[Any]:
     """Inside, numpy's BLAS uses at most ``limit`` threads, unless the user has set a number."""
     if any(os.environ.get(name) for name in USER_SETTINGS):
         return nullcontext()
-    controller = _blas()
-    in_use = max((library.num_threads for library in controller.lib_controllers), default=1)
-    if in_use <= limit:
+    if blas_threads_in_use() <= limit:
         return nullcontext()
-    limited: AbstractContextManager[Any] = controller.limit(limits=limit)
+    limited: AbstractContextManager[Any] = _blas().limit(limits=limit)
     return limited
+
+
+def blas_threads_in_use() -> int:
+    """How many threads numpy's BLAS uses for a product in this process."""
+    return max((library.num_threads for library in _blas().lib_controllers), default=1)
 
 
 @functools.cache
@@ -60,10 +63,12 @@ def _blas() -> Any:
     return threadpoolctl.ThreadpoolController().select(user_api="blas")
 
 
-def _container_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
-    """Cores' worth of time that a container may use (cgroup v2), or None when there is no limit."""
-    try:
-        quota, period = path.read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
+def _container_quota(cgroups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores' worth of time that a container may use (cgroup v2 or v1), or None when there is no limit."""
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        try:
+            quota, period = " ".join((cgroups / name).read_text() for name in names).split()
+            return int(quota) / int(period) if quota not in ("max", "-1") else None
+        except (OSError, ValueError):
+            continue
+    return None

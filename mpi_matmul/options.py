@@ -7,12 +7,12 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 import numpy as np
 
 from mpi_matmul.kernels import KERNELS
+from mpi_matmul.versions import installed
 
 OK, CHECK_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -36,10 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, *_: Any) -> NoReturn:
-        try:
-            number = version("mpi_matmul")
-        except PackageNotFoundError:
-            number = "(not installed, run from its folder)"
+        number = installed("mpi_matmul") or "(not installed, run from its folder)"
         raise Said(f"mpi_matmul {number}", OK)
 
 

@@ -39,12 +39,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
-    """All runs of one program."""
+    """All runs of one program. Lists are in rank order."""
 
     world_size: int
     backend: str
     mpi_library: str | None
     hosts: list[str]
+    versions: list[dict[str, str | None]]
+    blas_threads: list[int]
     shape: list[int]
     dtype: str
     runs: list[Run] = field(default_factory=list)
@@ -74,20 +76,50 @@ def _finite(value: Any) -> Any:
 
 
 def to_table(report: Report) -> str:
-    """A heading, and one line a strategy."""
-    m, k, n = report.shape
-    hosts = list(dict.fromkeys(report.hosts))
-    where = "threads of one process" if report.backend == "threads" else report.mpi_library
-    heading = (
-        f"({m} x {k}) @ ({k} x {n}) {report.dtype} on {report.world_size} "
-        f"{'rank' if report.world_size == 1 else 'ranks'}, {where}, "
-        f"{len(hosts)} {'host' if len(hosts) == 1 else 'hosts'}: {', '.join(hosts)}"
-    )
+    """A heading (the product, what ran it, and where), and one line a strategy."""
     rows = [_TITLES, *(_row(run) for run in report.runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     verdicts = [f"{run.strategy}: {_verdict(run.check)}" for run in report.runs]
-    return "\n".join([heading, *lines, *verdicts])
+    return "\n".join([*_heading(report), *lines, *verdicts])
+
+
+def _heading(report: Report) -> list[str]:
+    m, k, n = report.shape
+    ranks = "1 rank" if report.world_size == 1 else f"{report.world_size} ranks"
+    where = "threads of one process" if report.backend == "threads" else report.mpi_library
+    number = len(set(report.hosts))
+    names = [name for name in report.versions[0] if any(one[name] for one in report.versions)]
+    software = [
+        f"{name} {_of_ranks([one[name] or 'not installed' for one in report.versions])}" for name in names
+    ]
+    threads = f"BLAS threads of a rank: {_of_ranks([str(number) for number in report.blas_threads])}"
+    return [
+        f"({m} x {k}) @ ({k} x {n}) {report.dtype} on {ranks}, {where}, "
+        f"{number} {'host' if number == 1 else 'hosts'}: {_of_ranks(report.hosts)}",
+        "; ".join([*software, threads]),
+    ]
+
+
+def _of_ranks(values: list[str]) -> str:
+    """A value that is the same on all ranks; else each value with its ranks.
+
+    >>> _of_ranks(["h1", "h1"]), _of_ranks(["h1", "h1", "h2", "h1"])
+    ('h1', 'h1 (ranks 0-1, 3), h2 (rank 2)')
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(value, []).append(rank)
+    if len(ranks_of) == 1:
+        return values[0]
+    return ", ".join(f"{value} ({_spans(ranks)})" for value, ranks in ranks_of.items())
+
+
+def _spans(ranks: list[int]) -> str:
+    starts = [rank for rank in ranks if rank - 1 not in ranks]
+    ends = [rank for rank in ranks if rank + 1 not in ranks]
+    spans = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(spans)}"
 
 
 _TITLES = ("strategy", *PHASES, "GFLOP/s", "sent in product", "peak memory of a rank")

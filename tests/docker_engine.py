@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from launcher import REPOSITORY
 
-# Set where containers are required (in the gate): then what is missing is a failure, and not a reason to skip.
+# Set where containers are required (in the gate): what is missing is a failure then, and no reason to skip.
 REQUIRED = "MPI_MATMUL_NEED_DOCKER"
 
 PROGRAM_IMAGE = "mpi_matmul"
@@ -41,7 +41,10 @@ def missing():
 def compose():
     """The command of Docker Compose, by its new name or its old one; None without either."""
     for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]) and not subprocess.run([*command, "version"], capture_output=True).returncode:
+        if (
+            shutil.which(command[0])
+            and not subprocess.run([*command, "version"], capture_output=True).returncode
+        ):
             return command
     return None
 

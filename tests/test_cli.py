@@ -2,12 +2,15 @@
 
 import json
 import os
+import platform
 import sys
 import time
 
 import numpy as np
 import pytest
 from launcher import REPOSITORY, job_environment, run_command, run_ranks
+
+from mpi_matmul.versions import versions
 
 PROGRAM = [sys.executable, "-m", "mpi_matmul"]
 
@@ -77,7 +80,10 @@ def test_the_report_for_programs(run, num_ranks, tmp_path):
     assert report["world_size"] == num_ranks
     assert report["shape"] == [m, k, n]
     assert report["dtype"] == "float32"
-    assert len(report["hosts"]) == num_ranks
+    assert report["hosts"] == [platform.node()] * num_ranks
+    assert report["versions"] == [versions()] * num_ranks
+    assert report["versions"][0]["numpy"] == np.__version__
+    assert len(set(report["blas_threads"])) == 1
     assert (report["mpi_library"] is None) == threads
     assert [entry["strategy"] for entry in report["runs"]] == ["dp", "fsdp"]
     for entry, sent in zip(report["runs"], (0, (num_ranks - 1) * k * n * 4), strict=True):

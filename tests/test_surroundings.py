@@ -13,7 +13,7 @@ import pytest
 import threadpoolctl
 from launcher import job_environment, run_ranks
 
-from mpi_matmul import memory
+from mpi_matmul import cores, memory
 from mpi_matmul.cores import USER_SETTINGS, blas_threads, processors, threads_per_rank
 from mpi_matmul.launch import on_threads
 from mpi_matmul.operands import Problem
@@ -49,17 +49,28 @@ def test_cores_are_shared_out(processors_of_ranks, threads, monkeypatch):
     assert threads_per_rank(processors_of_ranks) == threads
 
 
-def test_a_container_may_have_less_than_it_sees(monkeypatch, tmp_path):
-    from mpi_matmul import cores
-
-    (tmp_path / "cpu.max").write_text("250000 100000\n")
-    assert cores._container_quota(tmp_path / "cpu.max") == 2.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cores._container_quota(tmp_path / "cpu.max") is None
-    assert cores._container_quota(tmp_path / "missing") is None
+def test_a_container_may_have_less_than_it_sees(monkeypatch):
     monkeypatch.setattr(cores, "_container_quota", lambda: 2.5)
     assert threads_per_rank([range(16)]) == 2
     assert threads_per_rank([range(16)] * 4) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"cpu.max": "250000 100000"}, 2.5),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+    ids=["no cgroups", "v2", "v2 without limit", "v1", "v1 without limit"],
+)
+def test_the_quota_of_a_container(files, quota, tmp_path):
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cores._container_quota(tmp_path) == quota
 
 
 def test_the_limit_holds_inside_and_ends_outside(monkeypatch):
@@ -168,7 +179,8 @@ def example(check):
     seconds = {"distribute": 1.0, "multiply": 2.0, "collect": 3.0, "check": 4.0}
     slower = {**seconds, "multiply": 2.5}
     facts = [[seconds, 1, 100, 5_000_000], [slower, 2, 200, 7_000_000]]
-    report = Report(2, "mpi", "Some MPI 1.0", ["h1", "h2"], [4, 3, 2], "float64")
+    versions = [{"python": "3.13.5", "numpy": number, "mpi4py": None} for number in ("2.4.0", "2.5.0")]
+    report = Report(2, "mpi", "Some MPI 1.0", ["h1", "h2"], versions, [4, 4], [4, 3, 2], "float64")
     report.runs.append(Run.of("fsdp", PROBLEM, facts, check))
     return report
 
@@ -183,7 +195,8 @@ def test_a_run_is_as_slow_as_its_slowest_rank():
 def test_the_table_says_what_people_want_to_know():
     table = to_table(example(Check("exact", True, 0.5, 1.0)))
     for part in (
-        "(4 x 3) @ (3 x 2) float64 on 2 ranks, Some MPI 1.0, 2 hosts: h1, h2",
+        "(4 x 3) @ (3 x 2) float64 on 2 ranks, Some MPI 1.0, 2 hosts: h1 (rank 0), h2 (rank 1)\n",
+        "\npython 3.13.5; numpy 2.4.0 (rank 0), 2.5.0 (rank 1); BLAS threads of a rank: 4\n",
         "300 B",
         "5.0 MB to 7.0 MB",
     ):
