@@ -6,11 +6,14 @@ set -u
 usage() {
     cat <<'END'
 usage: ./run_mpi.sh [-n RANKS] [arguments of the program]
-       ./run_mpi.sh test [-n "RANKS ..."] [--serial | --mpi] [arguments of pytest]
+       ./run_mpi.sh cluster [-n RANKS] [--hosts H] [arguments of the program]
+       ./run_mpi.sh test [-n "RANKS ..."] [--serial | --mpi | --cluster] [arguments of pytest]
 
-The first form runs `mpirun -n RANKS python -m mpi_matmul` (4 ranks unless told otherwise), the second the test
-suite: first the tests for one process, then those for MPI at 1, 2, 3, 4 and 5 ranks. Paths given to the program
-are relative to your folder, paths given to pytest to the repository.
+The first form runs `mpirun -n RANKS python -m mpi_matmul` (4 ranks unless told otherwise). The second does the same
+across H hosts (2 hosts with 2 ranks each unless told otherwise) that are containers of this machine's Docker engine,
+and takes them down in the end; operands are copied to the first host and the product is fetched from there. The third
+runs the test suite: the tests for one process, those for MPI at 1, 2, 3, 4 and 5 ranks, and those across hosts (left
+out without Docker). Paths given to the program are relative to your folder, paths given to pytest to the repository.
 
 The first use makes a private environment with Python packages and Open MPI in .venv of this repository.
 
@@ -20,6 +23,8 @@ environment variables:
   MPI_MATMUL_ENV      the folder for the environment
   MPI_MATMUL_TEST_RANKS
                       the same as -n of the second form
+  MPI_MATMUL_IMAGE    the image for the cluster's hosts, in place of the one that is made from this repository
+  MPI_MATMUL_COMPOSE  a compose file to lay over tests/cluster/compose.yaml: other networks, limits, folders
   OMP_NUM_THREADS     (or OPENBLAS_, MKL_, BLIS_NUM_THREADS) threads of one rank; default: cores / ranks
 END
 }
@@ -188,9 +193,10 @@ set_threads() {
     export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads
 }
 
-check_ranks() {
-    case $1 in
-        '' | *[!0-9]* | 0*) die "-n takes a number of ranks, got '$1'" ;;
+# check_number OPTION WHAT VALUE
+check_number() {
+    case $3 in
+        '' | *[!0-9]* | 0* | ?????*) die "$1 takes a number of $2, got '$3'" ;;
     esac
 }
 
@@ -207,13 +213,13 @@ run_program() {
             ranks=1
             ;;
         -n | -np | --np)
-            check_ranks "${2:-}"
+            check_number -n ranks "${2:-}"
             ranks=$2
             shift 2
             ;;
         -n[0-9]*)
             ranks=${1#-n}
-            check_ranks "$ranks"
+            check_number -n ranks "$ranks"
             shift
             ;;
     esac
@@ -226,20 +232,21 @@ run_program() {
 # ---------------------------------------------------------------- the tests
 
 run_tests() {
-    local rank_list=${MPI_MATMUL_TEST_RANKS:-1 2 3 4 5} parts="serial mpi" ranks
+    local rank_list=${MPI_MATMUL_TEST_RANKS:-1 2 3 4 5} parts="serial mpi cluster" ranks
     while :; do
         case ${1:-} in
             -h | --help) usage && exit 0 ;;
             -n) [ $# -ge 2 ] || die "-n takes a list of rank counts" ; rank_list=$2 && shift 2 ;;
             --serial) parts=serial && shift ;;
             --mpi) parts=mpi && shift ;;
+            --cluster) parts=cluster && shift ;;
             *) break ;;
         esac
     done
     selected=no
     [ $# -eq 0 ] || selected=yes
     rank_list=${rank_list//,/ }
-    for ranks in $rank_list; do check_ranks "$ranks"; done
+    for ranks in $rank_list; do check_number -n ranks "$ranks"; done
     [ -n "${rank_list// /}" ] || die "-n takes a list of rank counts, got an empty one"
     prepare_environment
     # Here pytest finds its settings and the tests.
@@ -247,8 +254,9 @@ run_tests() {
     work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
     # Ctrl-C ends the suite and not only the part that runs.
     trap 'exit 130' INT
-    case $parts in *serial*) run_part "serial" 0 -m "not mpi" "$@" ;; esac
+    case $parts in *serial*) run_part "serial" 0 -m "not mpi and not cluster" "$@" ;; esac
     case $parts in *mpi*) for ranks in $rank_list; do run_mpi_part "$ranks" "$@"; done ;; esac
+    case $parts in *cluster*) run_part "cluster" 0 -m cluster "$@" ;; esac
     print_summary
 }
 
@@ -343,7 +351,12 @@ total() {
 
 main() {
     root=$(script_folder) || exit 2
-    part_seconds=900
+    part_seconds=1200
+    if [ "${1:-}" = cluster ]; then
+        shift
+        . "$root/tests/cluster/run.sh"
+        run_cluster "$@"
+    fi
     choose_mpi
     set_mpi_environment
     if [ "${1:-}" = test ]; then

@@ -55,7 +55,8 @@ class Outputs:
                 say(to_json(report).rstrip(), sys.stdout)
             for commit in commits:
                 commit()
-        complain(self._closing_line(report), people)
+        if self._json != "-":  # mpirun (Open MPI 5.0.7) may mix up two streams that are written at once
+            complain(self._closing_line(report), people)
         return OK if report.passed else CHECK_FAILED
 
     def _staged(
@@ -78,7 +79,9 @@ def say(text: str, stream: TextIO | None) -> None:
         return
     encoding = stream.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        # One write: launchers may mix up what comes in parts.
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python tries again at its end
         if not isinstance(error, BrokenPipeError):

@@ -3,12 +3,13 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from launcher import REPOSITORY, job_environment, run_command, run_ranks
+from launcher import REPOSITORY, find_mpirun, job_environment, process_table, run_command, run_ranks
 
 from mpi_matmul.versions import versions
 
@@ -440,6 +441,39 @@ def test_a_failure_of_all_ranks_is_shown_once(tmp_path):
     )
     assert job.returncode != 0
     assert job.stderr.count("Traceback") == 1
+
+
+def test_ranks_do_not_outlive_their_launcher(tmp_path):
+    """Killed, it cannot end them."""
+    wait_for_ever = (
+        f"open(f'{tmp_path}/{{os.getpid()}}.pid', 'w').close(); mailbox.recv((mailbox.rank + 1) % 3)"
+    )
+    program = failing_program(tmp_path, wait_for_ever)
+    with subprocess.Popen([find_mpirun(), "-n", "3", *program], env=job_environment()) as launcher:
+        try:
+            pids = eventually(
+                lambda: len(names := list(tmp_path.glob("*.pid"))) == 3 and {int(name.stem) for name in names}
+            )
+        finally:
+            launcher.kill()
+    eventually(lambda: not pids & {pid for pid, _ in process_table()})
+
+
+def test_a_rank_that_waits_notices_that_its_launcher_has_gone(tmp_path):
+    """As it does when mpirun has lost a host: then no one else ends the rank."""
+    other_parent = "from mpi_matmul.comm import mpi; mpi._LAUNCHER = -1; mailbox.recv((mailbox.rank + 1) % 3)"
+    job = run_ranks(3, failing_program(tmp_path, other_parent), timeout=30)
+    assert job.returncode != 0
+    assert "the launcher has gone, this rank ends" in job.stderr
+
+
+def eventually(condition, seconds=30):
+    """The first true value of ``condition()``."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.1)
+    return value
 
 
 def test_a_failing_device_of_the_simulator_is_named(tmp_path):

@@ -1,19 +1,17 @@
 """The container image: its main job works as it stands, for any user, with few cores and no network."""
 
 import pytest
-from docker_engine import docker, need_docker
-from launcher import REPOSITORY
+from docker_engine import docker, need_docker, program_image
 
-IMAGE = "mpi_matmul:test"
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
 PROGRAM = ["python", "-m", "mpi_matmul", "--shape", "1000", "1000", "1000"]
 
 
 @pytest.fixture(scope="module")
 def image():
     need_docker()
-    built = docker("build", "--network=host", "--tag", IMAGE, str(REPOSITORY), timeout=600)
-    assert built.returncode == 0, built.stdout + built.stderr
-    return IMAGE
+    return program_image()
 
 
 CASES = {
@@ -27,7 +25,6 @@ CASES = {
 }
 
 
-@pytest.mark.timeout(700)
 @pytest.mark.parametrize("case", CASES)
 def test_a_good_run_says_nothing_but_its_report(image, case):
     options, command = CASES[case]
@@ -38,7 +35,6 @@ def test_a_good_run_says_nothing_but_its_report(image, case):
     assert job.stderr == ""
 
 
-@pytest.mark.timeout(700)
 def test_the_image_is_small(image):
     size = docker("image", "inspect", "--format", "{{.Size}}", image)
     assert int(size.stdout) < 600e6

@@ -20,6 +20,10 @@ PROGRAMS = {text.split()[1]: text for language, text in BLOCKS if language == "p
 SUITE = "./run_mpi.sh test\n"  # this very run: .ci/run begins it
 
 
+def needs_docker(text):
+    return "docker" in text or "run_mpi.sh cluster" in text
+
+
 def copy_repository(target, *paths):
     """The files that git knows (of these paths) into a folder."""
     listing = ["git", "ls-files", "-z", "--", *(paths or ["."])]
@@ -32,10 +36,9 @@ def copy_repository(target, *paths):
 @pytest.fixture
 def folder(tmp_path):
     """A folder as the README assumes it: the repository's files, A.npy and B.npy, the programs shown."""
-    for name in ("run_mpi.sh", "tests"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "run_mpi.sh").symlink_to(REPOSITORY / "run_mpi.sh")
     copy_repository(tmp_path, "Dockerfile", ".dockerignore", "README.md", "LICENSE", "setup.cfg")
-    copy_repository(tmp_path, "pyproject.toml", "mpi_matmul")
+    copy_repository(tmp_path, "pyproject.toml", "constraints.txt", "mpi_matmul", "tests")
     rng = np.random.default_rng(1)
     np.save(tmp_path / "A.npy", rng.standard_normal((70, 50)))
     np.save(tmp_path / "B.npy", rng.standard_normal((50, 40)))
@@ -67,11 +70,14 @@ def test_the_readme_has_commands_and_programs():
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     "text",
-    [text for text in COMMANDS if text != SUITE and "pip install" not in text],
-    ids=lambda text: text[:40],
+    [
+        pytest.param(text, id=text[:40], marks=[pytest.mark.cluster] if needs_docker(text) else [])
+        for text in COMMANDS
+        if text != SUITE and "pip install" not in text
+    ],
 )
 def test_commands(text, folder):
-    if "docker" in text:
+    if needs_docker(text):
         need_docker()
     run_block(text, folder, environment())
     if "-o C.npy" in text:

@@ -64,6 +64,7 @@ HEADER_TAG, DATA_TAG = 1, 2
 PIECE_BYTES = 16 * 2**20
 _MAX_DIMENSIONS = 64
 _DTYPE_BYTES = 16
+_LAUNCHER = os.getppid()
 _HEADER_WORDS = 1 + _DTYPE_BYTES // 8 + _MAX_DIMENSIONS
 
 
@@ -273,7 +274,22 @@ def _wait_until(done: Callable[[], bool]) -> None:
         if waited < 1e-3:
             os.sched_yield()
         else:
+            _end_without_launcher()
             time.sleep(min(waited / 20, 2e-4))
+
+
+def _end_without_launcher() -> None:
+    """End this rank if the process that started it has gone: with it went what would have ended the job.
+
+    Open MPI's mpirun leaves its ranks behind when it loses a host, and when it is killed.
+    """
+    if os.getppid() != _LAUNCHER and MPI.COMM_WORLD.Get_size() > 1:
+        with suppress(Exception):  # nobody may be listening any more
+            rank = MPI.COMM_WORLD.Get_rank()
+            print(
+                f"mpi_matmul: rank {rank}: the launcher has gone, this rank ends", file=sys.stderr, flush=True
+            )
+        os._exit(1)
 
 
 def _wait_for_all(unfinished: list[list[MPI.Request]]) -> None:

@@ -42,11 +42,12 @@ class Cluster:
             timeout=timeout + 20,
         )
 
-    def mpirun(self, *arguments, ranks_per_host=1, **options):
-        """``mpirun`` on the launcher over all hosts."""
-        hosts = ",".join(f"{name}:{ranks_per_host}" for name in self.names)
-        ranks = str(ranks_per_host * len(self.names))
-        return self.run("launcher", "mpirun", "--host", hosts, "-n", ranks, *arguments, **options)
+    def mpirun(self, *command, hosts=None, ranks_per_host=1, **options):
+        """``command`` by ``mpirun`` on the launcher, on all hosts (or the first ones)."""
+        names = self.names[:hosts]
+        slots = ",".join(f"{name}:{ranks_per_host}" for name in names)
+        ranks = str(ranks_per_host * len(names))
+        return self.run("launcher", "mpirun", "--host", slots, "-n", ranks, *command, **options)
 
     def container(self, host):
         """The id of the container that is ``host``."""

@@ -1,0 +1,232 @@
+# shellcheck shell=bash
+# `run_mpi.sh cluster`: the program across the hosts of compose.yaml. Read by run_mpi.sh, which has die() and the like.
+#
+# Only the launcher gets files: those that the program's arguments name, at the same paths as here, so that the
+# arguments and what the program says of them hold in both places. What the program writes is fetched from there.
+
+run_cluster() {
+    cluster_options "$@"
+    need_engine
+    choose_image
+    find_files
+    start_cluster
+    copy_operands
+    # In the background: a signal must find this shell waiting, and not a command that waits for the ranks.
+    run_on_hosts &
+    wait $!
+    status=$?
+    fetch_outputs
+    judge_status
+    exit "$status"
+}
+
+# ---------------------------------------------------------------- what is asked for
+
+# Ours may stand anywhere among the program's, which has none of these names.
+cluster_options() {
+    local most
+    ranks='' hosts='' program=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+            -h | --help) usage && exit 0 ;;
+            -n | -np | --np) check_number "$1" ranks "${2:-}" && ranks=$2 && shift ;;
+            -n[0-9]*) ranks=${1#-n} && check_number -n ranks "$ranks" ;;
+            --hosts) check_number --hosts hosts "${2:-}" && hosts=$2 && shift ;;
+            --hosts=*) hosts=${1#*=} && check_number --hosts hosts "$hosts" ;;
+            *) program+=("$1") ;;
+        esac
+        shift
+    done
+    most=$(grep -c 'hostname:' "$root/tests/cluster/compose.yaml")
+    # Two hosts, two ranks each; a number that is given decides about the other one.
+    hosts=${hosts:-$((${ranks:-2} < 2 ? 1 : 2))}
+    ranks=${ranks:-$((2 * hosts))}
+    [ "$hosts" -le "$most" ] || die "--hosts is $hosts, but tests/cluster/compose.yaml has $most hosts"
+    [ "$hosts" -le "$ranks" ] || die "--hosts is $hosts and -n is $ranks: every host must have a rank"
+}
+
+# ---------------------------------------------------------------- Docker
+
+need_engine() {
+    local reason
+    command -v docker >/dev/null || die "cluster needs Docker, and there is no docker command"
+    reason=$(docker info --format '{{.NCPU}}' 2>&1) ||
+        die "cluster needs a running Docker engine: $(printf '%s' "$reason" | grep . | tail -n 1)"
+    cores=$(printf '%s\n' "$reason" | tail -n 1)
+    if docker compose version >/dev/null 2>&1; then
+        compose=(docker compose)
+    elif command -v docker-compose >/dev/null; then
+        compose=(docker-compose)
+    else
+        die "cluster needs Docker Compose, and there is neither \`docker compose\` nor docker-compose"
+    fi
+    work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+}
+
+# Run a command whose output matters only if it fails; then say which one, and its last words.
+quietly() {
+    local what=$1
+    shift
+    "$@" >"$work/log" 2>&1 </dev/null && return
+    grep . "$work/log" | tail -n 10 | sed 's/^/    /' >&2
+    die "$what (above: its last words)"
+}
+
+# Made anew whenever a file of it has changed: what has not is remembered by the engine.
+choose_image() {
+    image=${MPI_MATMUL_IMAGE:-}
+    [ -z "$image" ] || return 0
+    image=mpi_matmul
+    docker image inspect "$image" >/dev/null 2>&1 ||
+        echo "run_mpi.sh: making the image $image (first use, some minutes)" >&2
+    quietly "the image does not build" docker build --network=host --tag "$image" "$root"
+}
+
+# ---------------------------------------------------------------- the hosts
+
+in_project() {
+    local files=(--file "$root/tests/cluster/compose.yaml")
+    [ -z "${MPI_MATMUL_COMPOSE:-}" ] || files+=(--file "$MPI_MATMUL_COMPOSE")
+    MPI_MATMUL_IMAGE=$image "${compose[@]}" --project-name "$project" "${files[@]}" "$@"
+}
+
+start_cluster() {
+    local number
+    project=mpi_matmul_cluster_$$
+    host_list=launcher:$(ranks_on 0)
+    names=(launcher)
+    for ((number = 1; number < hosts; number++)); do
+        names+=("worker$number")
+        host_list+=,worker$number:$(ranks_on "$number")
+    done
+    # From here on, whatever happens.
+    trap 'stop_cluster' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
+    quietly "the cluster does not start" in_project up --detach "${names[@]}"
+    launcher=$(in_project ps --quiet launcher 2>/dev/null)
+}
+
+# Ranks of one host: the first ones get one more.
+ranks_on() {
+    echo $((ranks / hosts + ($1 < ranks % hosts)))
+}
+
+stop_cluster() {
+    trap '' INT TERM HUP
+    in_project down --volumes --timeout 0 >"$work/log" 2>&1 </dev/null ||
+        echo "run_mpi.sh: the cluster may still be there (docker ps): $(tail -n 1 "$work/log")" >&2
+    rm -rf "$work"
+}
+
+# ---------------------------------------------------------------- files
+
+# Which arguments are files is known to the program's own parser.
+find_files() {
+    local kind name parser="
+import os, sys
+from mpi_matmul.options import Said, parse
+try:
+    options = parse(sys.argv[1:])
+except Said as said:
+    print(said.text.rstrip('\n'), file=sys.stderr if said.status else sys.stdout)
+    sys.exit(100 + said.status)
+files = [('operand', name) for name in options.operands]
+files += [('output', name) for name in (options.output, options.json) if name not in (None, '-')]
+os.write(3, b''.join(os.fsencode(word) + b'\0' for pair in files for word in pair))"
+    operands=() outputs=()
+    docker run --rm --network none "$image" sh -c 'python -c "$@" 3>&1 >&2' sh "$parser" ${program[@]+"${program[@]}"} \
+        >"$work/files" 2>"$work/said" </dev/null
+    case $? in
+        0) ;;
+        100) cat "$work/said" && exit 0 ;;
+        10[1-9]) cat "$work/said" >&2 && exit 2 ;;
+        *) die "the image $image does not run: $(grep . "$work/said" | grep -v "docker run --help" | tail -n 1)" ;;
+    esac
+    while IFS= read -r -d '' kind && IFS= read -r -d '' name; do
+        case $kind in
+            operand) operands+=("$(absolute "$name")") ;;
+            output) outputs+=("$(absolute "$name")") && check_output "$name" ;;
+        esac
+    done <"$work/files"
+}
+
+check_output() {
+    local folder
+    folder=$(dirname "$(absolute "$1")")
+    [ ! -d "$folder" ] || [ -w "$folder" ] || die "$1 cannot be written: its folder is closed to you"
+}
+
+copy_operands() {
+    local path
+    make_folder "$PWD"
+    for path in ${outputs[@]+"${outputs[@]}"}; do
+        [ ! -d "$(dirname "$path")" ] || make_folder "$(dirname "$path")"
+        [ ! -d "$path" ] || make_folder "$path"
+    done
+    # What is not there is not there for the program either, which says so.
+    for path in ${operands[@]+"${operands[@]}"}; do
+        if [ -d "$path" ]; then
+            make_folder "$path"
+        elif [ -e "$path" ]; then
+            [ -r "$path" ] || die "$path cannot be read: it is closed to you"
+            make_folder "$(dirname "$path")"
+            docker exec --interactive "$launcher" sh -c 'cat >"$1"' sh "$path" <"$path" ||
+                die "$path could not be copied to the launcher"
+        fi
+    done
+}
+
+# A folder of the launcher that anyone may write, below folders that anyone may enter.
+make_folder() {
+    # shellcheck disable=SC2016
+    quietly "$1 could not be made on the launcher" docker exec --user 0 "$launcher" sh -c '
+        mkdir -p "$1" && chmod a+rwx "$1" &&
+        while [ "$1" != / ]; do set -- "$(dirname "$1")" && chmod a+x "$1"; done' sh "$1"
+}
+
+# Beside its target first: a copy that fails leaves what was there.
+fetch_outputs() {
+    local path target
+    for path in ${outputs[@]+"${outputs[@]}"}; do
+        docker exec "$launcher" test -f "$path" 2>/dev/null || continue
+        # A link stays one.
+        target=$(readlink -f "$path" 2>/dev/null || printf '%s\n' "$path")
+        if ! docker exec "$launcher" cat "$path" >"$target.part$$" || ! mv -f "$target.part$$" "$target"; then
+            rm -f "$target.part$$"
+            die "$path could not be fetched from the launcher"
+        fi
+    done
+}
+
+# ---------------------------------------------------------------- the ranks
+
+run_on_hosts() {
+    local name settings=()
+    for name in OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS BLIS_NUM_THREADS; do
+        [ -z "${!name:-}" ] || settings+=(-x "$name=${!name}")
+    done
+    # The hosts are all on this machine, and each believes to have all of its cores.
+    [ "${#settings[@]}" -gt 0 ] || settings=(-x "OMP_NUM_THREADS=$((cores / ranks > 1 ? cores / ranks : 1))")
+    # mpirun can end with status 0 after it has lost a host: rank 0's own status is the proof.
+    # shellcheck disable=SC2016
+    docker exec --workdir "$PWD" "$launcher" \
+        mpirun --host "$host_list" -n "$ranks" "${settings[@]}" sh -c '
+            python -P -m mpi_matmul "$@"
+            status=$?
+            [ "$OMPI_COMM_WORLD_RANK" != 0 ] || echo "$status" >/home/mpi/status
+            exit "$status"' sh ${program[@]+"${program[@]}"} 2>&1 >&3 3>&- </dev/null |
+        # A harmless line that mpirun says now and then when it starts ssh.
+        grep --text --line-buffered -v 'plm:ssh: Warning: setpgid' >&2
+    return "${PIPESTATUS[0]}"
+} 3>&1
+
+judge_status() {
+    local own
+    [ "$status" -eq 0 ] || return 0
+    own=$(docker exec "$launcher" cat /home/mpi/status 2>/dev/null)
+    [ "$own" = 0 ] && return
+    echo "run_mpi.sh: mpirun has ended before the program did" >&2
+    status=1
+}

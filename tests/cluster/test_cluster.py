@@ -1,0 +1,359 @@
+"""The program across hosts that share nothing but a network: containers, each with a name and an address."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from docker_engine import compose, docker, need_docker, test_image
+from hosts import FOLDER, Cluster
+from launcher import REPOSITORY, run_command
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+UNEVEN = ["--shape", "301", "203", "107"]
+# Long enough to be in the middle of it after SECONDS_TO_GET_GOING.
+LONG = ["--shape", "9000", "9000", "9000", "--strategy", "fsdp", "--check", "none"]
+SECONDS_TO_GET_GOING = 6
+
+
+@pytest.fixture(scope="module")
+def cluster(image):
+    with Cluster(5, image) as five_hosts:
+        yield five_hosts
+
+
+def report_of(job):
+    assert job.returncode == 0, job.stdout + job.stderr
+    return json.loads(job.stdout)
+
+
+def run_cluster(*arguments, folder, timeout=120, **changes):
+    """``./run_mpi.sh cluster`` with these arguments; nothing of it may be left behind."""
+    script = str(REPOSITORY / "run_mpi.sh")
+    env = {**os.environ, **changes}
+    job = run_command([script, "cluster", *map(str, arguments)], timeout, env, cwd=folder)
+    assert left_behind() == []
+    return job
+
+
+def left_behind():
+    """Containers and networks of `run_mpi.sh cluster` that are still there."""
+    names = docker("ps", "--all", "--format", "{{.Names}}").stdout.split()
+    names += docker("network", "ls", "--format", "{{.Name}}").stdout.split()
+    return [name for name in names if name.startswith("mpi_matmul_cluster_")]
+
+
+# ---- right across hosts ----
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 3])
+@pytest.mark.parametrize("hosts", [2, 3, 4, 5])
+def test_both_strategies_are_right_on_all_hosts(cluster, hosts, ranks_per_host):
+    job = cluster.mpirun(
+        "python", "-m", "mpi_matmul", *UNEVEN, "--json", "-", hosts=hosts, ranks_per_host=ranks_per_host
+    )
+    report = report_of(job)
+    assert [(run["strategy"], run["check"]["passed"]) for run in report["runs"]] == [
+        ("dp", True),
+        ("fsdp", True),
+    ]
+    assert report["hosts"] == [name for name in cluster.names[:hosts] for _ in range(ranks_per_host)]
+
+
+def test_every_rank_has_the_same_software_and_threads(cluster):
+    report = report_of(cluster.mpirun("python", "-m", "mpi_matmul", *UNEVEN, "--json", "-", ranks_per_host=2))
+    assert all(report["versions"][0].values())
+    assert report["versions"] == [report["versions"][0]] * 10
+    assert report["blas_threads"] == [report["blas_threads"][0]] * 10
+
+
+def test_a_hostfile_is_followed(cluster):
+    cluster.run("launcher", "sh", "-c", "printf 'launcher slots=2\\nworker1 slots=2\\n' >hosts")
+    job = cluster.run(
+        *["launcher", "mpirun", "--hostfile", "hosts", "-n", "4", "python", "-m", "mpi_matmul", *UNEVEN],
+        *["--json", "-"],
+    )
+    assert report_of(job)["hosts"] == ["launcher"] * 2 + ["worker1"] * 2
+
+
+def test_the_files_of_a_host_are_its_own(cluster):
+    """What the tests below rely on."""
+    cluster.run("launcher", "touch", "mine")
+    assert cluster.run("launcher", "test", "-e", "mine").returncode == 0
+    assert cluster.run("worker1", "test", "-e", "mine").returncode == 1
+
+
+def test_no_key_is_in_the_image_and_each_host_makes_its_own(cluster):
+    search = ["sh", "-c", "find / -xdev -name 'id_*' -path '*ssh*' -o -xdev -name 'ssh_host_*' 2>/dev/null"]
+    assert docker("run", "--rm", "--user", "0", cluster.image, *search).stdout == ""
+    keys = {cluster.run(name, "cat", ".ssh/id_ed25519.pub").stdout.split()[1] for name in cluster.names}
+    assert len(keys) == len(cluster.names)
+
+
+def test_the_suite_for_ranks_passes_across_two_hosts(image):
+    with Cluster(2, test_image()) as cluster:
+        suite = ["python", "-m", "pytest", "--with-mpi", "-m", "mpi", "--ignore", "tests/cluster"]
+        job = cluster.mpirun(*suite, ranks_per_host=2, folder="/source", timeout=280)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert " passed" in job.stdout.splitlines()[-1]
+    assert "skipped" not in job.stdout.splitlines()[-1]
+
+
+# ---- when hosts start, and when they go ----
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_a_run_at_once_after_up(image, attempt):
+    """No wait between the two, and none inside the tests' own helper."""
+    with Cluster(4 if attempt % 2 else 6, image) as cluster:
+        report = report_of(cluster.mpirun("python", "-m", "mpi_matmul", *UNEVEN, "--json", "-"))
+    assert report["hosts"] == cluster.names
+
+
+@pytest.mark.parametrize(("accident", "limit"), [("kill", 30), ("cut_off", 60)])
+def test_a_lost_host_ends_the_run(image, tmp_path, accident, limit):
+    """By the way a user goes; a host without power, and one without network, which says nothing any more."""
+    script = str(REPOSITORY / "run_mpi.sh")
+    command = [script, "cluster", "--hosts", "3", "-n", "3", *LONG, "-o", "C.npy"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        project = f"mpi_matmul_cluster_{job.pid}"
+        worker = eventually(lambda: container_of(project, "worker1"))
+        eventually(lambda: docker("exec", worker, "pgrep", "-f", "mpi_matmul").returncode == 0)
+        time.sleep(SECONDS_TO_GET_GOING)
+        assert job.poll() is None, "it was over before the accident"
+        start = time.monotonic()
+        if accident == "kill":
+            docker("kill", worker)
+        else:
+            docker("network", "disconnect", f"{project}_cluster", worker)
+        stdout, stderr = job.communicate(timeout=limit + 30)
+    assert time.monotonic() - start < limit
+    assert job.returncode != 0, stderr
+    assert "worker1" in stderr
+    assert "done" not in stdout
+    assert not (tmp_path / "C.npy").exists()
+    assert left_behind() == []
+
+
+def test_ranks_do_not_outlive_an_mpirun_that_has_lost_a_host(image):
+    with Cluster(3, image) as cluster:
+        ranks = [
+            "mpirun",
+            "--host",
+            "launcher,worker1,worker2",
+            "-n",
+            "3",
+            "python",
+            "-m",
+            "mpi_matmul",
+            *LONG,
+        ]
+        command = ["docker", "exec", cluster.container("launcher"), *ranks]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+            time.sleep(SECONDS_TO_GET_GOING)
+            cluster.kill("worker1")
+            job.wait(60)
+        for name in ("launcher", "worker2"):
+            eventually(lambda name=name: cluster.run(name, "pgrep", "python").returncode == 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_run_takes_the_cluster_down(image, tmp_path, number):
+    command = [str(REPOSITORY / "run_mpi.sh"), "cluster", *LONG, "-o", "C.npy"]
+    # As from a terminal, Ctrl-C comes to all processes of the group.
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+    ) as job:
+        eventually(lambda: container_of(f"mpi_matmul_cluster_{job.pid}", "worker1"))
+        time.sleep(2)
+        os.killpg(job.pid, number)
+        assert job.wait(60) == 128 + number
+    assert left_behind() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def container_of(project, service):
+    labels = (f"com.docker.compose.{name}" for name in (f"project={project}", f"service={service}"))
+    filters = (word for label in labels for word in ("--filter", f"label={label}"))
+    return docker("ps", "--quiet", *filters).stdout.strip()
+
+
+def eventually(condition, seconds=60):
+    """The first true value of ``condition()``."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.1)
+    return value
+
+
+# ---- two networks ----
+
+
+def test_only_the_network_that_joins_the_hosts_is_used(image):
+    """All hosts are in a second network, too, in which no packet arrives."""
+    with Cluster(3, image, extra=["two_networks.yaml"]) as cluster:
+        before = received(cluster)
+        job = cluster.mpirun("python", "-m", "mpi_matmul", "--shape", "900", "800", "700", "--json", "-")
+        report = report_of(job)
+        after = received(cluster)
+    # Between hosts, b goes round but for one step of each shard.
+    assert sum(after["cluster"]) - sum(before["cluster"]) > sum(report["runs"][1]["kernel_sent_bytes"])
+    assert sum(after["isolated"]) - sum(before["isolated"]) < 100_000
+
+
+def test_the_second_network_is_dead(image):
+    """The test above would prove nothing if it were alive."""
+    with Cluster(2, image, extra=["two_networks.yaml"]) as cluster:
+        address = networks_of(cluster, "worker1")["isolated"]["IPAddress"]
+        probe = f"import socket; socket.create_connection(('{address}', 2222), timeout=3)"
+        job = cluster.run("launcher", "python", "-c", probe)
+    assert "TimeoutError" in job.stderr
+
+
+def test_two_networks_and_the_command(image, tmp_path):
+    extra = str(FOLDER / "two_networks.yaml")
+    job = run_cluster("--hosts", 3, *UNEVEN, folder=tmp_path, MPI_MATMUL_COMPOSE=extra)
+    assert job.returncode == 0, job.stderr
+    assert "fsdp: correct" in job.stdout
+
+
+def networks_of(cluster, host):
+    described = docker("inspect", "--format", "{{json .NetworkSettings.Networks}}", cluster.container(host))
+    networks = json.loads(described.stdout)
+    return {name.removeprefix(f"{cluster.project}_"): network for name, network in networks.items()}
+
+
+def received(cluster):
+    """Bytes that came to each host, by network."""
+    counts = {"cluster": [], "isolated": []}
+    for host in cluster.names:
+        interfaces = "cd /sys/class/net && for i in eth*; do cat $i/address $i/statistics/rx_bytes; done"
+        words = cluster.run(host, "sh", "-c", interfaces).stdout.split()
+        bytes_at = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+        for name, network in networks_of(cluster, host).items():
+            counts[name].append(bytes_at[network["MacAddress"]])
+    return counts
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with operands, whose name needs care."""
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    rng = np.random.default_rng(5)
+    np.save(folder / "A.npy", rng.standard_normal((71, 53)))
+    np.save(tmp_path / "B.npy", rng.standard_normal((53, 37)))
+    return folder
+
+
+def test_operands_are_needed_here_only_and_the_product_comes_here(image, folder):
+    job = run_cluster(
+        *["--hosts", 3, "A.npy", "../B.npy", "-n", 5, "-o", folder.parent / "C.npy", "--json", "r.json"],
+        folder=folder,
+    )
+    assert job.returncode == 0, job.stderr
+    assert job.stderr == ""
+    expected = np.load(folder / "A.npy") @ np.load(folder.parent / "B.npy")
+    np.testing.assert_allclose(np.load(folder.parent / "C.npy"), expected, rtol=1e-12, atol=1e-12)
+    hosts = json.loads((folder / "r.json").read_text())["hosts"]
+    assert hosts == ["launcher", "launcher", "worker1", "worker1", "worker2"]
+    assert "3 hosts: launcher (ranks 0-1), worker1 (ranks 2-3), worker2 (rank 4)" in job.stdout
+    assert sorted(os.listdir(folder)) == ["A.npy", "r.json"]
+
+
+def test_without_arguments_two_hosts_have_two_ranks_each(image, tmp_path):
+    job = run_cluster(folder=tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert job.stderr == ""
+    assert "2 hosts: launcher (ranks 0-1), worker1 (ranks 2-3)" in job.stdout
+    assert job.stdout.splitlines()[-1] == "done"
+
+
+def test_a_number_of_threads_is_kept(image, tmp_path):
+    cores = int(docker("info", "--format", "{{.NCPU}}").stdout)
+    job = run_cluster("--json", "-", *UNEVEN, folder=tmp_path, OPENBLAS_NUM_THREADS=str(cores))
+    assert report_of(job)["blas_threads"] == [cores] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["A.npy", "missing.npy", "-o", "C.npy"], "missing.npy: no such file"),
+        (["A.npy", "A.npy", "-o", "C.npy"], "do not fit"),
+        (["A.npy", "../B.npy", "-o", "nowhere/C.npy"], "nowhere/C.npy: no such folder"),
+        (["--no-such-option"], "--no-such-option"),
+        (["A.npy"], "expected two operands"),
+    ],
+)
+def test_what_is_wrong_with_the_arguments_is_said_once(image, folder, arguments, words):
+    older = b"an older product"
+    (folder / "C.npy").write_bytes(older)
+    job = run_cluster(*arguments, folder=folder)
+    assert job.returncode == 2
+    assert job.stdout == ""
+    assert job.stderr.count(words) == 1
+    assert "Traceback" not in job.stderr
+    assert (folder / "C.npy").read_bytes() == older
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hosts", "0"], "--hosts takes a number of hosts, got '0'"),
+        (["--hosts", "two"], "--hosts takes a number of hosts, got 'two'"),
+        (["--hosts"], "--hosts takes a number of hosts, got ''"),
+        (["--hosts", "17"], "--hosts is 17, but tests/cluster/compose.yaml has 16 hosts"),
+        (["--hosts=3", "-n", "2"], "--hosts is 3 and -n is 2"),
+        (["-n", "-1"], "-n takes a number of ranks, got '-1'"),
+    ],
+)
+def test_impossible_numbers_are_refused_in_one_line(tmp_path, arguments, words):
+    need_docker()
+    job = run_cluster(*arguments, folder=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert words in job.stderr
+    assert len(job.stderr.splitlines()) == 1
+
+
+def test_an_image_that_is_not_there_is_named(tmp_path):
+    need_docker()
+    job = run_cluster(folder=tmp_path, MPI_MATMUL_IMAGE="localhost:1/no_such_image")
+    assert (job.returncode, job.stdout) == (2, "")
+    assert len(job.stderr.splitlines()) == 1
+    assert "no_such_image" in job.stderr
+
+
+def test_an_image_that_does_not_build_gives_the_reason(tmp_path):
+    """In a copy of the repository, whose Dockerfile asks for something that is not there."""
+    need_docker()
+    for name in ("run_mpi.sh", "tests"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    copy = tmp_path / "copy"
+    (copy / "tests" / "cluster").mkdir(parents=True)
+    for name in ("run_mpi.sh", "tests/cluster/run.sh", "tests/cluster/compose.yaml"):
+        (copy / name).write_bytes((REPOSITORY / name).read_bytes())
+    (copy / "Dockerfile").write_text("FROM debian:trixie-slim\nCOPY no_such_file /\n")
+    job = run_command(["bash", str(copy / "run_mpi.sh"), "cluster"], 120, dict(os.environ), cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert "no_such_file" in job.stderr
+    assert job.stderr.splitlines()[-1].startswith("run_mpi.sh: the image does not build")
+    assert len(job.stderr.splitlines()) < 15
+
+
+def test_compose_says_when_a_host_is_ready(image):
+    """The health check, for those who wait by it."""
+    with Cluster(2, image) as cluster:
+        for name in cluster.names:
+            state = ["inspect", "--format", "{{.State.Health.Status}}", cluster.container(name)]
+            eventually(lambda state=state: docker(*state).stdout.strip() == "healthy")
+    assert compose()
