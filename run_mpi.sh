@@ -256,7 +256,7 @@ run_tests() {
     trap 'exit 130' INT
     case $parts in *serial*) run_part "serial" 0 -m "not mpi and not cluster" "$@" ;; esac
     case $parts in *mpi*) for ranks in $rank_list; do run_mpi_part "$ranks" "$@"; done ;; esac
-    case $parts in *cluster*) run_part "cluster" 0 -m cluster "$@" ;; esac
+    case $parts in *cluster*) run_part "cluster" 0 -m cluster -rs "$@" ;; esac
     print_summary
 }
 
@@ -286,7 +286,7 @@ run_part() {
         (trap '' INT && exec tee "$output")
     status=${PIPESTATUS[0]}
     # Without a selection of the caller's, a part that has no tests is a mistake.
-    [ "$status" -ne 5 ] || [ "$selected" = yes ] || status="5, no tests"
+    [ "$status" -ne 5 ] || [ "$selected" = yes ] || status="5: no tests"
     printf '%s|%s|%s\n' "$status" "$name" "$(closing_line "$output")" >>"$work/parts"
 }
 
@@ -322,10 +322,11 @@ print_summary() {
     echo
     echo "##### summary ($(mpi_version))"
     while IFS='|' read -r status name line; do
-        case $status in
-            0) verdict=passed && passed=$((passed + 1)) ;;
-            5) verdict="nothing selected" ;;
-            124) verdict="FAILED (ended after $part_seconds s)" && failed=$((failed + 1)) ;;
+        case $status,$line in
+            0,*" passed"*) verdict=passed && passed=$((passed + 1)) ;;
+            0,*) verdict=skipped ;;
+            5,*) verdict="nothing selected" ;;
+            124,*) verdict="FAILED (ended after $part_seconds s)" && failed=$((failed + 1)) ;;
             *) verdict="FAILED (status $status)" && failed=$((failed + 1)) ;;
         esac
         printf '%-8s %s: %s\n' "$name" "$verdict" "${line:-no closing line}"

@@ -593,54 +593,66 @@ def test_script_does_not_touch_a_folder_that_it_has_not_made(checkout, tmp_path)
 
 # ---------------------------------------------------------------- run_mpi.sh test
 
-# Stands for python -m pytest: fails at the rank counts in FAIL_AT ("serial" for the session of one process).
+# Stands for python -m pytest: fails at the parts in FAIL_AT ("serial", a number of ranks, "cluster").
 FAKE_PYTEST = """#!/bin/sh
 [ "$2" = pytest ] || exit 0
 echo "pytest $* in $PWD"
+case "$*" in *"-m cluster"*) part=cluster ;; *) part=${MPI_MATMUL_EXPECTED_RANKS:-serial} ;; esac
+case " $SKIP_AT " in *" $part "*) echo "======== 3 skipped in 0.12s ========" && exit 0 ;; esac
 echo "======== 2 passed, 1 skipped in 0.12s ========"
-case " $FAIL_AT " in *" ${MPI_MATMUL_EXPECTED_RANKS:-serial} "*) exit 1 ;; esac
-case " $EMPTY_AT " in *" ${MPI_MATMUL_EXPECTED_RANKS:-serial} "*) exit 5 ;; esac
+case " $FAIL_AT " in *" $part "*) exit 1 ;; esac
+case " $EMPTY_AT " in *" $part "*) exit 5 ;; esac
 """
 
 
-def run_suite(checkout, *arguments, fail_at="", empty_at="", **changes):
+def run_suite(checkout, *arguments, fail_at="", empty_at="", skip_at="", **changes):
     """`run_mpi.sh test` with a pytest that only says how it was called."""
     script(checkout)
     (checkout / ".venv" / "system" / "bin" / "python").write_text(FAKE_PYTEST)
     (checkout / "fake mpirun").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
-    return script(checkout, "test", *arguments, FAIL_AT=fail_at, EMPTY_AT=empty_at, **changes)
+    at = {"FAIL_AT": fail_at, "EMPTY_AT": empty_at, "SKIP_AT": skip_at}
+    return script(checkout, "test", *arguments, **at, **changes)
 
 
 def test_suite_runs_every_part_and_counts(checkout, tmp_path):
     done = run_suite(checkout, "-k", "some thing", cwd=tmp_path)
     assert done.returncode == 0, all_of(done)
     calls = [line for line in done.stdout.splitlines() if line.startswith("pytest ")]
-    assert len(calls) == 6
+    assert len(calls) == 7
     assert all(call.endswith(f"-k some thing in {checkout}") for call in calls)
-    assert [("--with-mpi" in call) for call in calls] == [False] + 5 * [True]
+    assert [("--with-mpi" in call) for call in calls] == [False, *5 * [True], False]
     assert done.stdout.splitlines()[-1] == (
-        "ran 6 parts of the test suite: 6 passed, 0 failed; tests: 12 passed, 0 failed, 0 errors, 6 skipped"
+        "ran 7 parts of the test suite: 7 passed, 0 failed; tests: 14 passed, 0 failed, 0 errors, 7 skipped"
     )
 
 
-@pytest.mark.parametrize("fail_at", ["serial", "1", "3", "5", "serial 2"])
+@pytest.mark.parametrize("fail_at", ["serial", "1", "3", "5", "serial 2", "cluster"])
 def test_suite_fails_when_any_part_fails_and_runs_the_others(checkout, fail_at):
     done = run_suite(checkout, fail_at=fail_at)
     assert done.returncode == 1
     failed = len(fail_at.split())
     assert done.stdout.splitlines()[-1].startswith(
-        f"ran 6 parts of the test suite: {6 - failed} passed, {failed} failed"
+        f"ran 7 parts of the test suite: {7 - failed} passed, {failed} failed"
     )
+
+
+def test_a_part_whose_tests_were_all_skipped_has_not_passed(checkout):
+    """Without Docker, the one across hosts: no failure, and no success."""
+    done = run_suite(checkout, skip_at="cluster")
+    assert done.returncode == 0
+    assert "cluster  skipped: 3 skipped in 0.12s" in done.stdout
+    assert "ran 6 parts of the test suite: 6 passed, 0 failed" in done.stdout
+    assert run_suite(checkout, "--cluster", skip_at="cluster").returncode == 1
 
 
 def test_a_part_without_tests_is_a_failure_unless_the_caller_has_selected(checkout):
     done = run_suite(checkout, empty_at="1 2 3 4 5")
     assert done.returncode == 1
-    assert "1 passed, 5 failed" in done.stdout.splitlines()[-1]
+    assert "2 passed, 5 failed" in done.stdout.splitlines()[-1]
     selected = run_suite(checkout, "tests/test_layout.py", empty_at="1 2 3 4 5")
     assert selected.returncode == 0, all_of(selected)
     assert "1 rank   nothing selected" in selected.stdout
-    nothing = run_suite(checkout, "-k", "no such test", empty_at="serial 1 2 3 4 5")
+    nothing = run_suite(checkout, "-k", "no such test", empty_at="serial 1 2 3 4 5 cluster")
     assert nothing.returncode == 1
 
 
@@ -649,7 +661,8 @@ def test_a_part_without_tests_is_a_failure_unless_the_caller_has_selected(checko
     [
         (["--serial"], {}, ["serial"]),
         (["--mpi", "-n", "3 4"], {}, ["3 ranks", "4 ranks"]),
-        (["-n", "2,1"], {}, ["serial", "2 ranks", "1 rank"]),
+        (["--cluster"], {}, ["cluster"]),
+        (["-n", "2,1"], {}, ["serial", "2 ranks", "1 rank", "cluster"]),
         (["--mpi"], {"MPI_MATMUL_TEST_RANKS": "3"}, ["3 ranks"]),
     ],
 )

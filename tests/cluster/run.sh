@@ -115,6 +115,7 @@ ranks_on() {
 
 stop_cluster() {
     trap '' INT TERM HUP
+    [ -z "${part:-}" ] || rm -f "$part"
     in_project down --volumes --timeout 0 >"$work/log" 2>&1 </dev/null ||
         echo "run_mpi.sh: the cluster may still be there (docker ps): $(tail -n 1 "$work/log")" >&2
     rm -rf "$work"
@@ -186,17 +187,16 @@ make_folder() {
         while [ "$1" != / ]; do set -- "$(dirname "$1")" && chmod a+x "$1"; done' sh "$1"
 }
 
-# Beside its target first: a copy that fails leaves what was there.
+# Beside its target first: a copy that fails, or is interrupted, leaves what was there.
 fetch_outputs() {
     local path target
     for path in ${outputs[@]+"${outputs[@]}"}; do
         docker exec "$launcher" test -f "$path" 2>/dev/null || continue
         # A link stays one.
         target=$(readlink -f "$path" 2>/dev/null || printf '%s\n' "$path")
-        if ! docker exec "$launcher" cat "$path" >"$target.part$$" || ! mv -f "$target.part$$" "$target"; then
-            rm -f "$target.part$$"
+        part=$target.part$$
+        docker exec "$launcher" cat "$path" >"$part" && mv -f "$part" "$target" ||
             die "$path could not be fetched from the launcher"
-        fi
     done
 }
 
