@@ -21,6 +21,7 @@ RUN apt-get update \
  && dpkg --listfiles libamdhip64-5 libamd-comgr2 libllvm17t64 libz3-4 | grep '\.so' | xargs rm \
  && rm -rf /etc/ssh/ssh_host_* /var/lib/apt/lists/* /var/cache/debconf/* /usr/share/doc /usr/share/man
 COPY tests/cluster/host /usr/local/bin/cluster-host
+COPY tests/cluster/mpirun /usr/local/bin/mpirun
 COPY tests/cluster/sshd_config /etc/mpi_matmul/
 COPY tests/cluster/ssh_config /etc/ssh/ssh_config.d/mpi_matmul.conf
 COPY --from=build /opt/mpi_matmul /opt/mpi_matmul
