@@ -12,8 +12,10 @@ This is the one module that imports mpi4py, and importing it starts MPI.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -85,6 +87,7 @@ class MPICommunicator(Matching):
         if base.Is_inter():
             raise ValueError("comm is an inter-communicator, expected an intra-communicator")
         abort_on_uncaught()
+        end_with_launcher()
         self._comm = base.Dup()
         self.rank = self._comm.Get_rank()
         self.num_devices = self._comm.Get_size()
@@ -274,22 +277,7 @@ def _wait_until(done: Callable[[], bool]) -> None:
         if waited < 1e-3:
             os.sched_yield()
         else:
-            _end_without_launcher()
             time.sleep(min(waited / 20, 2e-4))
-
-
-def _end_without_launcher() -> None:
-    """End this rank if the process that started it has gone: with it went what would have ended the job.
-
-    Open MPI's mpirun leaves its ranks behind when it loses a host, and when it is killed.
-    """
-    if os.getppid() != _LAUNCHER and MPI.COMM_WORLD.Get_size() > 1:
-        with suppress(Exception):  # nobody may be listening any more
-            rank = MPI.COMM_WORLD.Get_rank()
-            print(
-                f"mpi_matmul: rank {rank}: the launcher has gone, this rank ends", file=sys.stderr, flush=True
-            )
-        os._exit(1)
 
 
 def _wait_for_all(unfinished: list[list[MPI.Request]]) -> None:
@@ -368,3 +356,22 @@ def abort_on_uncaught() -> None:
 
     hook.ends_mpi_job = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+@functools.cache
+def end_with_launcher() -> None:
+    """From now on this rank ends when the process that started it has gone: nobody else would end it.
+
+    Open MPI's mpirun leaves ranks behind when it has lost a host, and they may be anywhere: in a product,
+    waiting for a message, or for ever inside MPI.
+    """
+    if MPI.COMM_WORLD.Get_size() > 1:
+        threading.Thread(target=_follow_launcher, name="launcher", daemon=True).start()
+
+
+def _follow_launcher() -> None:
+    while os.getppid() == _LAUNCHER:
+        time.sleep(1)
+    with suppress(Exception):  # nobody may be listening any more
+        print("mpi_matmul: the launcher has gone, this rank ends", file=sys.stderr, flush=True)
+    os._exit(1)
