@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from docker_engine import compose, docker, need_docker, test_image
 from hosts import FOLDER, Cluster
-from launcher import REPOSITORY, run_command
+from launcher import REPOSITORY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -31,20 +32,41 @@ def report_of(job):
     return json.loads(job.stdout)
 
 
-def run_cluster(*arguments, folder, timeout=120, **changes):
-    """``./run_mpi.sh cluster`` with these arguments; nothing of it may be left behind."""
-    script = str(REPOSITORY / "run_mpi.sh")
-    env = {**os.environ, **changes}
-    job = run_command([script, "cluster", *map(str, arguments)], timeout, env, cwd=folder)
-    assert left_behind() == []
-    return job
+def start_cluster(*arguments, folder, script=REPOSITORY / "run_mpi.sh", **changes):
+    """``./run_mpi.sh cluster``, in a group of processes of its own as from a terminal."""
+    return subprocess.Popen(
+        [str(script), "cluster", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **changes},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
 
 
-def left_behind():
-    """Containers and networks of `run_mpi.sh cluster` that are still there."""
+def run_cluster(*arguments, timeout=120, **options):
+    """How ``./run_mpi.sh cluster`` ends; nothing of it may be left behind."""
+    with start_cluster(*arguments, **options) as job:
+        try:
+            stdout, stderr = job.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGTERM)
+            pytest.fail(f"still running after {timeout} s: {job.args}\n{job.communicate()}")
+    assert left_behind(job) == []
+    return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
+
+
+def project_of(job):
+    return f"mpi_matmul_cluster_{job.pid}"
+
+
+def left_behind(job):
+    """Containers and networks of a ``start_cluster`` that are still there."""
     names = docker("ps", "--all", "--format", "{{.Names}}").stdout.split()
     names += docker("network", "ls", "--format", "{{.Name}}").stdout.split()
-    return [name for name in names if name.startswith("mpi_matmul_cluster_")]
+    return [name for name in names if name.startswith(project_of(job))]
 
 
 # ---- right across hosts ----
@@ -119,12 +141,8 @@ def test_a_run_at_once_after_up(image, attempt):
 @pytest.mark.parametrize(("accident", "limit"), [("kill", 30), ("cut_off", 60)])
 def test_a_lost_host_ends_the_run(image, tmp_path, accident, limit):
     """By the way a user goes; a host without power, and one without network, which says nothing any more."""
-    script = str(REPOSITORY / "run_mpi.sh")
-    command = [script, "cluster", "--hosts", "3", "-n", "3", *LONG, "-o", "C.npy"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
-        project = f"mpi_matmul_cluster_{job.pid}"
+    with start_cluster("--hosts", 3, "-n", 3, *LONG, "-o", "C.npy", folder=tmp_path) as job:
+        project = project_of(job)
         worker = eventually(lambda: container_of(project, "worker1"))
         eventually(lambda: docker("exec", worker, "pgrep", "-f", "mpi_matmul").returncode == 0)
         time.sleep(SECONDS_TO_GET_GOING)
@@ -140,23 +158,13 @@ def test_a_lost_host_ends_the_run(image, tmp_path, accident, limit):
     assert "worker1" in stderr
     assert "done" not in stdout
     assert not (tmp_path / "C.npy").exists()
-    assert left_behind() == []
+    assert left_behind(job) == []
 
 
 def test_mpirun_fails_and_no_rank_outlives_it_when_it_has_lost_a_host(image):
     with Cluster(3, image) as cluster:
-        ranks = [
-            "mpirun",
-            "--host",
-            "launcher,worker1,worker2",
-            "-n",
-            "3",
-            "python",
-            "-m",
-            "mpi_matmul",
-            *LONG,
-        ]
-        command = ["docker", "exec", cluster.container("launcher"), *ranks]
+        ranks = ["--host", "launcher,worker1,worker2", "-n", "3", "python", "-m", "mpi_matmul", *LONG]
+        command = ["docker", "exec", cluster.container("launcher"), "mpirun", *ranks]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
             time.sleep(SECONDS_TO_GET_GOING)
             cluster.kill("worker1")
@@ -167,16 +175,14 @@ def test_mpirun_fails_and_no_rank_outlives_it_when_it_has_lost_a_host(image):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_takes_the_cluster_down(image, tmp_path, number):
-    command = [str(REPOSITORY / "run_mpi.sh"), "cluster", *LONG, "-o", "C.npy"]
-    # As from a terminal, Ctrl-C comes to all processes of the group.
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
-    ) as job:
-        eventually(lambda: container_of(f"mpi_matmul_cluster_{job.pid}", "worker1"))
+    with start_cluster(*LONG, "-o", "C.npy", folder=tmp_path) as job:
+        eventually(lambda: container_of(project_of(job), "worker1"))
         time.sleep(2)
+        # Ctrl-C comes to the whole group.
         os.killpg(job.pid, number)
-        assert job.wait(60) == 128 + number
-    assert left_behind() == []
+        job.communicate(timeout=60)
+    assert job.returncode == 128 + number
+    assert left_behind(job) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -338,14 +344,12 @@ def test_an_image_that_is_not_there_is_named(tmp_path):
 def test_an_image_that_does_not_build_gives_the_reason(tmp_path):
     """In a copy of the repository, whose Dockerfile asks for something that is not there."""
     need_docker()
-    for name in ("run_mpi.sh", "tests"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
     copy = tmp_path / "copy"
     (copy / "tests" / "cluster").mkdir(parents=True)
     for name in ("run_mpi.sh", "tests/cluster/run.sh", "tests/cluster/compose.yaml"):
-        (copy / name).write_bytes((REPOSITORY / name).read_bytes())
+        shutil.copy(REPOSITORY / name, copy / name)
     (copy / "Dockerfile").write_text("FROM debian:trixie-slim\nCOPY no_such_file /\n")
-    job = run_command(["bash", str(copy / "run_mpi.sh"), "cluster"], 120, dict(os.environ), cwd=tmp_path)
+    job = run_cluster(folder=tmp_path, script=copy / "run_mpi.sh")
     assert (job.returncode, job.stdout) == (2, "")
     assert "no_such_file" in job.stderr
     assert job.stderr.splitlines()[-1].startswith("run_mpi.sh: the image does not build")
