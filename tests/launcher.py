@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +103,16 @@ def run_command(
         shown = " ".join(command)
         pytest.fail(f"still running after {timeout} s: {shown}\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """The first true value of ``condition()``; fails the test when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"it did not come about within {seconds} s")
+        time.sleep(0.1)
+    return value
 
 
 def read_back(stream: tempfile._TemporaryFileWrapper) -> str:

@@ -9,7 +9,15 @@ import time
 
 import numpy as np
 import pytest
-from launcher import REPOSITORY, find_mpirun, job_environment, process_table, run_command, run_ranks
+from launcher import (
+    REPOSITORY,
+    eventually,
+    find_mpirun,
+    job_environment,
+    process_table,
+    run_command,
+    run_ranks,
+)
 
 from mpi_matmul.versions import versions
 
@@ -468,15 +476,6 @@ def test_a_rank_ends_when_its_launcher_has_gone(tmp_path):
     )
     assert job.returncode != 0
     assert "the launcher has gone, this rank ends" in job.stderr
-
-
-def eventually(condition, seconds=30):
-    """The first true value of ``condition()``."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
-    return value
 
 
 def test_a_failing_device_of_the_simulator_is_named(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from docker_engine import compose, docker, need_docker, test_image
 from hosts import FOLDER, Cluster
-from launcher import REPOSITORY
+from launcher import REPOSITORY, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -190,15 +190,6 @@ def container_of(project, service):
     labels = (f"com.docker.compose.{name}" for name in (f"project={project}", f"service={service}"))
     filters = (word for label in labels for word in ("--filter", f"label={label}"))
     return docker("ps", "--quiet", *filters).stdout.strip()
-
-
-def eventually(condition, seconds=60):
-    """The first true value of ``condition()``."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.1)
-    return value
 
 
 # ---- two networks ----
