@@ -64,7 +64,8 @@ class Cluster:
     def _compose(self, *arguments):
         files = [word for name in [FOLDER / "compose.yaml", *self.extra] for word in ("--file", str(name))]
         command = [*compose(), "--project-name", self.project, *files, *arguments]
-        env = {**os.environ, "MPI_MATMUL_IMAGE": self.image}
+        # With their profile all hosts are the project's, also for `down`.
+        env = {**os.environ, "MPI_MATMUL_IMAGE": self.image, "COMPOSE_PROFILES": "more"}
         done = subprocess.run(
             command, capture_output=True, text=True, env=env, timeout=120, stdin=subprocess.DEVNULL
         )

@@ -5,10 +5,17 @@
 # arguments and what the program says of them hold in both places. What the program writes is fetched from there.
 
 run_cluster() {
+    work=''
+    # From here on, whatever happens.
+    trap 'stop_cluster' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
     cluster_options "$@"
     need_engine
     choose_image
     find_files
+    check_files
     start_cluster
     copy_operands
     # In the background: a signal must find this shell waiting, and not a command that waits for the ranks.
@@ -36,7 +43,7 @@ cluster_options() {
         esac
         shift
     done
-    most=$(grep -c 'hostname:' "$root/tests/cluster/compose.yaml")
+    most=$(grep -cE '^  (launcher|worker[0-9]+):' "$root/tests/cluster/compose.yaml")
     # Two hosts, two ranks each; a number that is given decides about the other one.
     hosts=${hosts:-$((${ranks:-2} < 2 ? 1 : 2))}
     ranks=${ranks:-$((2 * hosts))}
@@ -59,16 +66,21 @@ need_engine() {
     else
         die "cluster needs Docker Compose, and there is neither \`docker compose\` nor docker-compose"
     fi
-    work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+    [ -z "${MPI_MATMUL_COMPOSE:-}" ] || [ -f "$MPI_MATMUL_COMPOSE" ] ||
+        die "MPI_MATMUL_COMPOSE is $MPI_MATMUL_COMPOSE, and there is no such file"
+    work=$(mktemp -d) || die "no folder for temporary files"
 }
 
-# Run a command whose output matters only if it fails; then say which one, and its last words.
+# quietly WHAT COMMAND ...: run a command whose output matters only if it fails.
 quietly() {
     local what=$1
     shift
-    "$@" >"$work/log" 2>&1 </dev/null && return
+    "$@" >"$work/log" 2>&1 </dev/null || say_log "$what"
+}
+
+say_log() {
     grep . "$work/log" | tail -n 10 | sed 's/^/    /' >&2
-    die "$what (above: its last words)"
+    die "$1 (above: the last words about it)"
 }
 
 # Made anew whenever a file of it has changed: what has not is remembered by the engine.
@@ -86,24 +98,27 @@ choose_image() {
 in_project() {
     local files=(--file "$root/tests/cluster/compose.yaml")
     [ -z "${MPI_MATMUL_COMPOSE:-}" ] || files+=(--file "$MPI_MATMUL_COMPOSE")
-    MPI_MATMUL_IMAGE=$image "${compose[@]}" --project-name "$project" "${files[@]}" "$@"
+    # With their profile all hosts count as the project's, so that `down` takes down whichever are up.
+    COMPOSE_PROFILES=more MPI_MATMUL_IMAGE=$image \
+        "${compose[@]}" --project-name "$project" "${files[@]}" "$@" </dev/null
 }
 
 start_cluster() {
     local number
-    project=mpi_matmul_cluster_$$
     host_list=launcher:$(ranks_on 0)
     names=(launcher)
     for ((number = 1; number < hosts; number++)); do
         names+=("worker$number")
         host_list+=,worker$number:$(ranks_on "$number")
     done
-    # From here on, whatever happens.
-    trap 'stop_cluster' EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    trap 'exit 129' HUP
-    quietly "the cluster does not start" in_project up --detach "${names[@]}"
+    # Engines may be shared by machines whose processes have the same numbers.
+    project=mpi_matmul_cluster_$$_$RANDOM$RANDOM
+    # In a group of its own, out of the reach of Ctrl-C: what is half up cannot be taken down.
+    set -m
+    in_project up --detach "${names[@]}" >"$work/log" 2>&1 &
+    starter=$!
+    set +m
+    wait "$starter" || say_log "the cluster does not start"
     launcher=$(in_project ps --quiet launcher 2>/dev/null)
 }
 
@@ -113,11 +128,24 @@ ranks_on() {
 }
 
 stop_cluster() {
+    local tries
     trap '' INT TERM HUP
     [ -z "${part:-}" ] || rm -f "$part"
-    in_project down --volumes --timeout 0 >"$work/log" 2>&1 </dev/null ||
-        echo "run_mpi.sh: the cluster may still be there (docker ps): $(tail -n 1 "$work/log")" >&2
-    rm -rf "$work"
+    if [ -n "${project:-}" ]; then
+        wait "${starter:-}" 2>/dev/null
+        for tries in 1 2 3 4 5; do
+            in_project down --volumes --timeout 0 >"$work/log" 2>&1 && [ -z "$(still_there)" ] && break
+            [ "$tries" -lt 5 ] || echo "run_mpi.sh: these may still be there: $(still_there)" >&2
+            sleep 1
+        done
+    fi
+    [ -z "$work" ] || rm -rf "$work"
+}
+
+# Containers and networks of the cluster.
+still_there() {
+    docker ps --all --filter "label=com.docker.compose.project=$project" --format '{{.Names}}'
+    docker network ls --filter "label=com.docker.compose.project=$project" --format '{{.Name}}'
 }
 
 # ---------------------------------------------------------------- files
@@ -132,6 +160,9 @@ try:
 except Said as said:
     print(said.text.rstrip('\n'), file=sys.stderr if said.status else sys.stdout)
     sys.exit(100 + said.status)
+if options.simulate:
+    print('run_mpi.sh: --simulate runs all ranks in one process: leave out cluster', file=sys.stderr)
+    sys.exit(102)
 files = [('operand', name) for name in options.operands]
 files += [('output', name) for name in (options.output, options.json) if name not in (None, '-')]
 os.write(3, b''.join(os.fsencode(word) + b'\0' for pair in files for word in pair))"
@@ -147,39 +178,49 @@ os.write(3, b''.join(os.fsencode(word) + b'\0' for pair in files for word in pai
     while IFS= read -r -d '' kind && IFS= read -r -d '' name; do
         case $kind in
             operand) operands+=("$(absolute "$name")") ;;
-            output) outputs+=("$(absolute "$name")") && check_output "$name" ;;
+            output) outputs+=("$(absolute "$name")") ;;
         esac
     done <"$work/files"
 }
 
-check_output() {
-    local folder
-    folder=$(dirname "$(absolute "$1")")
-    [ ! -d "$folder" ] || [ -w "$folder" ] || die "$1 cannot be written: its folder is closed to you"
+# What the program could not see on the launcher, which gets copies: kinds of files, links, rights.
+check_files() {
+    local path operand earlier=''
+    for path in ${operands[@]+"${operands[@]}"}; do
+        [ -e "$path" ] || die "$path: no such file or folder"
+        [ -f "$path" ] || die "$path is not a regular file"
+        [ -r "$path" ] || die "$path cannot be read: it is closed to you"
+    done
+    for path in ${outputs[@]+"${outputs[@]}"}; do
+        [ -d "$(dirname "$path")" ] || die "$path: no such folder: $(dirname "$path")"
+        [ -w "$(dirname "$path")" ] || die "$path cannot be written: its folder is closed to you"
+        [ ! -L "$path" ] || [ -e "$path" ] || die "$path is a link to nothing"
+        [ ! -e "$path" ] || [ -f "$path" ] || die "$path is not a regular file"
+        for operand in ${operands[@]+"${operands[@]}"}; do
+            [ ! "$path" -ef "$operand" ] || die "$path is also an input ($operand), which is never overwritten"
+        done
+        [ -z "$earlier" ] || [ ! "$path" -ef "$earlier" ] || die "$path and $earlier are one file"
+        earlier=$path
+    done
 }
 
 copy_operands() {
     local path
     make_folder "$PWD"
     for path in ${outputs[@]+"${outputs[@]}"}; do
-        [ ! -d "$(dirname "$path")" ] || make_folder "$(dirname "$path")"
-        [ ! -d "$path" ] || make_folder "$path"
+        make_folder "$(dirname "$path")"
     done
-    # What is not there is not there for the program either, which says so.
     for path in ${operands[@]+"${operands[@]}"}; do
-        if [ -d "$path" ]; then
-            make_folder "$path"
-        elif [ -e "$path" ]; then
-            [ -r "$path" ] || die "$path cannot be read: it is closed to you"
-            make_folder "$(dirname "$path")"
-            docker exec --interactive "$launcher" sh -c 'cat >"$1"' sh "$path" <"$path" ||
-                die "$path could not be copied to the launcher"
-        fi
+        make_folder "$(dirname "$path")"
+        # shellcheck disable=SC2094
+        docker exec --interactive "$launcher" sh -c 'cat >"$1"' sh "$path" <"$path" ||
+            die "$path could not be copied to the launcher"
     done
 }
 
-# A folder of the launcher that anyone may write, below folders that anyone may enter.
+# A folder of the launcher in which its user may write, below folders that it may enter.
 make_folder() {
+    docker exec "$launcher" test -w "$1" && return
     # shellcheck disable=SC2016
     quietly "$1 could not be made on the launcher" docker exec --user 0 "$launcher" sh -c '
         mkdir -p "$1" && chmod a+rwx "$1" &&
@@ -194,9 +235,13 @@ fetch_outputs() {
         # A link stays one.
         target=$(readlink -f "$path" 2>/dev/null || printf '%s\n' "$path")
         part=$target.part$$
-        docker exec "$launcher" cat "$path" >"$part" && mv -f "$part" "$target" ||
+        docker exec "$launcher" cat "$path" >"$part" && keep_mode "$target" "$part" && mv -f "$part" "$target" ||
             die "$path could not be fetched from the launcher"
     done
+}
+
+keep_mode() {
+    [ ! -e "$1" ] || chmod "$(stat -c %a "$1" 2>/dev/null || stat -f %Lp "$1")" "$2"
 }
 
 # ---------------------------------------------------------------- the ranks

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ UNEVEN = ["--shape", "301", "203", "107"]
 # Long enough to be in the middle of it after SECONDS_TO_GET_GOING.
 LONG = ["--shape", "9000", "9000", "9000", "--strategy", "fsdp", "--check", "none"]
 SECONDS_TO_GET_GOING = 6
+HOSTS = ["launcher", *(f"worker{number}" for number in range(1, 16))]
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +61,17 @@ def run_cluster(*arguments, timeout=120, **options):
 
 
 def project_of(job):
-    return f"mpi_matmul_cluster_{job.pid}"
+    """The name that Compose knows the cluster of a ``start_cluster`` by, once it is there; None before."""
+    names = docker("network", "ls", "--format", "{{.Name}}").stdout
+    found = re.search(rf"^(mpi_matmul_cluster_{job.pid}_\d+)_cluster$", names, re.MULTILINE)
+    return found and found[1]
 
 
 def left_behind(job):
     """Containers and networks of a ``start_cluster`` that are still there."""
     names = docker("ps", "--all", "--format", "{{.Names}}").stdout.split()
     names += docker("network", "ls", "--format", "{{.Name}}").stdout.split()
-    return [name for name in names if name.startswith(project_of(job))]
+    return [name for name in names if name.startswith(f"mpi_matmul_cluster_{job.pid}_")]
 
 
 # ---- right across hosts ----
@@ -142,7 +147,7 @@ def test_a_run_at_once_after_up(image, attempt):
 def test_a_lost_host_ends_the_run(image, tmp_path, accident, limit):
     """By the way a user goes; a host without power, and one without network, which says nothing any more."""
     with start_cluster("--hosts", 3, "-n", 3, *LONG, "-o", "C.npy", folder=tmp_path) as job:
-        project = project_of(job)
+        project = eventually(lambda: project_of(job))
         worker = eventually(lambda: container_of(project, "worker1"))
         eventually(lambda: docker("exec", worker, "pgrep", "-f", "mpi_matmul").returncode == 0)
         time.sleep(SECONDS_TO_GET_GOING)
@@ -176,12 +181,25 @@ def test_mpirun_fails_and_no_rank_outlives_it_when_it_has_lost_a_host(image):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_takes_the_cluster_down(image, tmp_path, number):
     with start_cluster(*LONG, "-o", "C.npy", folder=tmp_path) as job:
-        eventually(lambda: container_of(project_of(job), "worker1"))
+        project = eventually(lambda: project_of(job))
+        eventually(lambda: container_of(project, "worker1"))
         time.sleep(2)
         # Ctrl-C comes to the whole group.
         os.killpg(job.pid, number)
         job.communicate(timeout=60)
     assert job.returncode == 128 + number
+    assert left_behind(job) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.7, 1.0, 1.4, 1.8, 2.2, 2.6])
+def test_ctrl_c_at_any_moment(image, tmp_path, seconds):
+    """Also while the image is made, the arguments are looked at, and hosts are half up."""
+    with start_cluster("--hosts", 9, *UNEVEN, "-o", "C.npy", folder=tmp_path) as job:
+        time.sleep(seconds)
+        os.killpg(job.pid, signal.SIGINT)
+        stdout, stderr = job.communicate(timeout=60)
+    assert (job.returncode, stdout, stderr) == (130, "", "")
     assert left_behind(job) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -270,6 +288,41 @@ def test_operands_are_needed_here_only_and_the_product_comes_here(image, folder)
     assert sorted(os.listdir(folder)) == ["A.npy", "r.json"]
 
 
+def test_many_hosts_go_as_they_came(image, tmp_path):
+    """With the compose file's profile, too."""
+    job = run_cluster("--hosts", 7, *UNEVEN, "--json", "-", folder=tmp_path)
+    assert report_of(job)["hosts"] == [host for host in HOSTS[:7] for _ in range(2)]
+
+
+def test_an_output_keeps_its_rights_and_a_link_its_place(image, folder):
+    (folder / "sub").mkdir()
+    older = folder / "sub" / "C.npy"
+    older.write_text("older")
+    older.chmod(0o640)
+    (folder / "link.npy").symlink_to("sub/C.npy")
+    job = run_cluster("A.npy", "../B.npy", "-o", "link.npy", folder=folder)
+    assert job.returncode == 0, job.stderr
+    assert (folder / "link.npy").readlink().as_posix() == "sub/C.npy"
+    assert np.load(older).shape == (71, 37)
+    assert older.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(folder / "sub") == ["C.npy"]
+
+
+@pytest.mark.parametrize("output", ["-o", "--json"])
+@pytest.mark.parametrize("way", ["itself", "a link", "by a linked folder", "a second name"])
+def test_an_operand_is_never_overwritten(image, folder, output, way):
+    """The launcher has copies, in which links and second names are not to be seen."""
+    before = (folder / "A.npy").read_bytes()
+    names = {"itself": "../my data/A.npy", "a link": "L.npy", "by a linked folder": "same/A.npy"}
+    (folder / "L.npy").symlink_to("A.npy")
+    (folder / "same").symlink_to(".")
+    (folder / "second.npy").hardlink_to(folder / "A.npy")
+    job = run_cluster("A.npy", "../B.npy", output, names.get(way, "second.npy"), folder=folder)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert "is also an input" in job.stderr
+    assert (folder / "A.npy").read_bytes() == before
+
+
 def test_without_arguments_two_hosts_have_two_ranks_each(image, tmp_path):
     job = run_cluster(folder=tmp_path)
     assert job.returncode == 0, job.stderr
@@ -287,9 +340,7 @@ def test_a_number_of_threads_is_kept(image, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["A.npy", "missing.npy", "-o", "C.npy"], "missing.npy: no such file"),
         (["A.npy", "A.npy", "-o", "C.npy"], "do not fit"),
-        (["A.npy", "../B.npy", "-o", "nowhere/C.npy"], "nowhere/C.npy: no such folder"),
         (["--no-such-option"], "--no-such-option"),
         (["A.npy"], "expected two operands"),
     ],
@@ -303,6 +354,35 @@ def test_what_is_wrong_with_the_arguments_is_said_once(image, folder, arguments,
     assert job.stderr.count(words) == 1
     assert "Traceback" not in job.stderr
     assert (folder / "C.npy").read_bytes() == older
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["A.npy", "missing.npy"], "missing.npy: no such file"),
+        (["A.npy", "."], "is not a regular file"),
+        (["A.npy", "fifo"], "fifo is not a regular file"),
+        (["A.npy", "/dev/null"], "/dev/null is not a regular file"),
+        (["A.npy", "../B.npy", "-o", "nowhere/C.npy"], "nowhere/C.npy: no such folder"),
+        (["A.npy", "../B.npy", "-o", "fifo"], "fifo is not a regular file"),
+        (["A.npy", "../B.npy", "-o", "."], "is not a regular file"),
+        (["A.npy", "../B.npy", "-o", "dangling"], "dangling is a link to nothing"),
+        (["A.npy", "../B.npy", "-o", "r", "--json", "other name of r"], "are one file"),
+        (["--simulate", "3"], "leave out cluster"),
+        ([*UNEVEN, "--dtype", "text"], "not a dtype of numbers"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_before_any_host_starts(image, folder, arguments, words):
+    os.mkfifo(folder / "fifo")
+    (folder / "dangling").symlink_to("nothing")
+    (folder / "r").touch()
+    (folder / "other name of r").symlink_to("r")
+    before = sorted(os.listdir(folder))
+    job = run_cluster(*arguments, folder=folder)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert words in job.stderr
+    assert len(job.stderr.splitlines()) == 1
+    assert sorted(os.listdir(folder)) == before
 
 
 @pytest.mark.parametrize(
@@ -322,6 +402,13 @@ def test_impossible_numbers_are_refused_in_one_line(tmp_path, arguments, words):
     assert (job.returncode, job.stdout) == (2, "")
     assert words in job.stderr
     assert len(job.stderr.splitlines()) == 1
+
+
+def test_a_compose_file_that_is_not_there_is_named(tmp_path):
+    need_docker()
+    job = run_cluster(folder=tmp_path, MPI_MATMUL_COMPOSE="no_such_file.yaml")
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr == "run_mpi.sh: MPI_MATMUL_COMPOSE is no_such_file.yaml, and there is no such file\n"
 
 
 def test_an_image_that_is_not_there_is_named(tmp_path):
