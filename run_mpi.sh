@@ -9,11 +9,16 @@ usage: ./run_mpi.sh [-n RANKS] [arguments of the program]
        ./run_mpi.sh cluster [-n RANKS] [--hosts H] [arguments of the program]
        ./run_mpi.sh test [-n "RANKS ..."] [--serial | --mpi | --cluster] [arguments of pytest]
 
-The first form runs `mpirun -n RANKS python -m mpi_matmul` (4 ranks unless told otherwise). The second does the same
-across H hosts (2 hosts with 2 ranks each unless told otherwise) that are containers of this machine's Docker engine,
-and takes them down in the end; operands are copied to the first host and the product is fetched from there. The third
-runs the test suite: the tests for one process, those for MPI at 1, 2, 3, 4 and 5 ranks, and those across hosts (left
-out without Docker). Paths given to the program are relative to your folder, paths given to pytest to the repository.
+The first form runs `mpirun -n RANKS python -m mpi_matmul` (4 ranks unless told otherwise).
+
+The second does the same across H hosts that are containers of a Docker engine, and takes them down in the end. Operands
+are copied to the first host, and what is written is fetched from there. -n and --hosts may stand anywhere; H is 2 (1 for
+one rank, 16 at most) and RANKS is 2 * H unless told otherwise. The image mpi_matmul is made anew when files have changed.
+
+The third runs the test suite: the tests for one process, those for MPI at 1, 2, 3, 4 and 5 ranks, and those that need
+Docker (left out without it).
+
+Paths given to the program are relative to your folder, paths given to pytest to the repository.
 
 The first use makes a private environment with Python packages and Open MPI in .venv of this repository.
 
@@ -22,7 +27,7 @@ environment variables:
   PYTHON              the Python to make the environment with (3.11 or later)
   MPI_MATMUL_ENV      the folder for the environment
   MPI_MATMUL_TEST_RANKS
-                      the same as -n of the second form
+                      the same as -n of the third form
   MPI_MATMUL_IMAGE    the image for the cluster's hosts, in place of the one that is made from this repository
   MPI_MATMUL_COMPOSE  a compose file to lay over tests/cluster/compose.yaml: other networks, limits, folders
   OMP_NUM_THREADS     (or OPENBLAS_, MKL_, BLIS_NUM_THREADS) threads of one rank; default: cores / ranks
@@ -196,7 +201,8 @@ set_threads() {
 # check_number OPTION WHAT VALUE
 check_number() {
     case $3 in
-        '' | *[!0-9]* | 0* | ?????*) die "$1 takes a number of $2, got '$3'" ;;
+        '' | *[!0-9]* | 0*) die "$1 takes a number of $2, got '$3'" ;;
+        ?????*) die "$1 takes a number of $2 up to 9999, got '$3'" ;;
     esac
 }
 
@@ -208,7 +214,7 @@ run_program() {
         -h | --help)
             usage
             echo
-            echo "The program's own help:"
+            echo "The program's own options:"
             echo
             ranks=1
             ;;

@@ -34,7 +34,7 @@ cluster_options() {
     ranks='' hosts='' program=()
     while [ $# -gt 0 ]; do
         case $1 in
-            -h | --help) usage && exit 0 ;;
+            -h | --help) usage && echo && echo "./run_mpi.sh --help shows the program's own options, too." && exit 0 ;;
             -n | -np | --np) check_number "$1" ranks "${2:-}" && ranks=$2 && shift ;;
             -n[0-9]*) ranks=${1#-n} && check_number -n ranks "$ranks" ;;
             --hosts) check_number --hosts hosts "${2:-}" && hosts=$2 && shift ;;
