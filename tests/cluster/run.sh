@@ -5,7 +5,8 @@
 # arguments and what the program says of them hold in both places. What the program writes is fetched from there.
 
 run_cluster() {
-    work=''
+    # Not what the environment may have under these names.
+    work='' project='' starter='' launcher='' parts=()
     # From here on, whatever happens.
     trap 'stop_cluster' EXIT
     trap 'exit 130' INT
@@ -22,6 +23,8 @@ run_cluster() {
     run_on_hosts &
     wait $!
     status=$?
+    [ "$status" -eq 0 ] || docker exec "$launcher" true 2>/dev/null ||
+        echo "run_mpi.sh: the host launcher has gone" >&2
     fetch_outputs
     exit "$status"
 }
@@ -130,9 +133,9 @@ ranks_on() {
 stop_cluster() {
     local tries
     trap '' INT TERM HUP
-    [ -z "${part:-}" ] || rm -f "$part"
-    if [ -n "${project:-}" ]; then
-        wait "${starter:-}" 2>/dev/null
+    [ ${#parts[@]} -eq 0 ] || rm -f "${parts[@]}"
+    if [ -n "$project" ]; then
+        [ -z "$starter" ] || wait "$starter" 2>/dev/null
         for tries in 1 2 3 4 5; do
             in_project down --volumes --timeout 0 >"$work/log" 2>&1 && [ -z "$(still_there)" ] && break
             [ "$tries" -lt 5 ] || echo "run_mpi.sh: these may still be there: $(still_there)" >&2
@@ -164,9 +167,13 @@ if options.simulate:
     print('run_mpi.sh: --simulate runs all ranks in one process: leave out cluster', file=sys.stderr)
     sys.exit(102)
 files = [('operand', name) for name in options.operands]
-files += [('output', name) for name in (options.output, options.json) if name not in (None, '-')]
+files += [('product', options.output), ('report', options.json)]
+files = [(kind, name) for kind, name in files if name not in (None, '-')]
+if any('\ufffd' in name for _, name in files):
+    print('run_mpi.sh: the name of a file is not UTF-8: Docker cannot pass it on', file=sys.stderr)
+    sys.exit(102)
 os.write(3, b''.join(os.fsencode(word) + b'\0' for pair in files for word in pair))"
-    operands=() outputs=()
+    operands=() product='' report=''
     docker run --rm --network none "$image" sh -c 'python -c "$@" 3>&1 >&2' sh "$parser" ${program[@]+"${program[@]}"} \
         >"$work/files" 2>"$work/said" </dev/null
     case $? in
@@ -175,43 +182,55 @@ os.write(3, b''.join(os.fsencode(word) + b'\0' for pair in files for word in pai
         10[1-9]) cat "$work/said" >&2 && exit 2 ;;
         *) die "the image $image does not run: $(grep . "$work/said" | grep -v "docker run --help" | tail -n 1)" ;;
     esac
+    # Without $(...), which would cut a newline off the end of a name.
     while IFS= read -r -d '' kind && IFS= read -r -d '' name; do
+        case $name in /*) ;; *) name=$PWD/$name ;; esac
         case $kind in
-            operand) operands+=("$(absolute "$name")") ;;
-            output) outputs+=("$(absolute "$name")") ;;
+            operand) operands+=("$name") ;;
+            product) product=$name ;;
+            report) report=$name ;;
         esac
     done <"$work/files"
 }
 
+# Sets `folder` to that of an absolute path.
+folder_of() {
+    folder=${1%/*}
+    folder=${folder:-/}
+}
+
 # What the program could not see on the launcher, which gets copies: kinds of files, links, rights.
 check_files() {
-    local path operand earlier=''
+    local path operand folder
     for path in ${operands[@]+"${operands[@]}"}; do
         [ -e "$path" ] || die "$path: no such file or folder"
         [ -f "$path" ] || die "$path is not a regular file"
         [ -r "$path" ] || die "$path cannot be read: it is closed to you"
     done
-    for path in ${outputs[@]+"${outputs[@]}"}; do
-        [ -d "$(dirname "$path")" ] || die "$path: no such folder: $(dirname "$path")"
-        [ -w "$(dirname "$path")" ] || die "$path cannot be written: its folder is closed to you"
+    for path in ${product:+"$product"} ${report:+"$report"}; do
+        folder_of "$path"
+        [ -d "$folder" ] || die "$path: no such folder: $folder"
+        [ -w "$folder" ] || die "$path cannot be written: its folder is closed to you"
         [ ! -L "$path" ] || [ -e "$path" ] || die "$path is a link to nothing"
         [ ! -e "$path" ] || [ -f "$path" ] || die "$path is not a regular file"
+        [ ! -e "$path" ] || [ -w "$path" ] || die "$path cannot be written: it is closed to you"
         for operand in ${operands[@]+"${operands[@]}"}; do
             [ ! "$path" -ef "$operand" ] || die "$path is also an input ($operand), which is never overwritten"
         done
-        [ -z "$earlier" ] || [ ! "$path" -ef "$earlier" ] || die "$path and $earlier are one file"
-        earlier=$path
     done
+    [ ! "$product" -ef "$report" ] || die "$product is the name of the product and of the report"
 }
 
 copy_operands() {
-    local path
+    local path folder
     make_folder "$PWD"
-    for path in ${outputs[@]+"${outputs[@]}"}; do
-        make_folder "$(dirname "$path")"
+    for path in ${product:+"$product"} ${report:+"$report"}; do
+        folder_of "$path"
+        make_folder "$folder"
     done
     for path in ${operands[@]+"${operands[@]}"}; do
-        make_folder "$(dirname "$path")"
+        folder_of "$path"
+        make_folder "$folder"
         # shellcheck disable=SC2094
         docker exec --interactive "$launcher" sh -c 'cat >"$1"' sh "$path" <"$path" ||
             die "$path could not be copied to the launcher"
@@ -227,17 +246,29 @@ make_folder() {
         while [ "$1" != / ]; do set -- "$(dirname "$1")" && chmod a+x "$1"; done' sh "$1"
 }
 
-# Beside its target first: a copy that fails, or is interrupted, leaves what was there.
+# All beside their targets first: a copy that fails, or is interrupted, leaves what was there.
 fetch_outputs() {
-    local path target
-    for path in ${outputs[@]+"${outputs[@]}"}; do
-        docker exec "$launcher" test -f "$path" 2>/dev/null || continue
+    local path target targets=()
+    for path in ${product:+"$product"} ${report:+"$report"}; do
+        was_written "$path" || continue
+        target=$path
         # A link stays one.
-        target=$(readlink -f "$path" 2>/dev/null || printf '%s\n' "$path")
-        part=$target.part$$
-        docker exec "$launcher" cat "$path" >"$part" && keep_mode "$target" "$part" && mv -f "$part" "$target" ||
-            die "$path could not be fetched from the launcher"
+        [ ! -L "$path" ] || target=$(readlink -f "$path")
+        targets+=("$target") parts+=("$target.part$$")
+        { docker exec "$launcher" cat "$path" >"$target.part$$"; } 2>"$work/log" ||
+            say_log "$path could not be fetched from the launcher"
+        keep_mode "$target" "$target.part$$"
     done
+    while [ ${#targets[@]} -gt 0 ]; do
+        mv -f "${parts[0]}" "${targets[0]}" || die "${targets[0]} could not be replaced"
+        targets=("${targets[@]:1}") parts=("${parts[@]:1}")
+    done
+}
+
+# Everything, if the run has succeeded; no product, but a report of that, if a check has failed.
+was_written() {
+    [ "$status" -ne 0 ] || return 0
+    [ "$status" -eq 1 ] && [ "$1" = "$report" ] && docker exec "$launcher" test -f "$1" 2>/dev/null
 }
 
 keep_mode() {

@@ -143,26 +143,30 @@ def test_a_run_at_once_after_up(image, attempt):
     assert report["hosts"] == cluster.names
 
 
-@pytest.mark.parametrize(("accident", "limit"), [("kill", 30), ("cut_off", 60)])
-def test_a_lost_host_ends_the_run(image, tmp_path, accident, limit):
+@pytest.mark.parametrize(
+    ("host", "accident", "limit"),
+    [("worker1", "kill", 30), ("worker1", "cut off", 60), ("launcher", "kill", 30)],
+)
+def test_a_lost_host_ends_the_run(image, tmp_path, host, accident, limit):
     """By the way a user goes; a host without power, and one without network, which says nothing any more."""
+    (tmp_path / "C.npy").write_text("older")
     with start_cluster("--hosts", 3, "-n", 3, *LONG, "-o", "C.npy", folder=tmp_path) as job:
         project = eventually(lambda: project_of(job))
-        worker = eventually(lambda: container_of(project, "worker1"))
-        eventually(lambda: docker("exec", worker, "pgrep", "-f", "mpi_matmul").returncode == 0)
+        lost = eventually(lambda: container_of(project, host))
+        eventually(lambda: docker("exec", lost, "pgrep", "-f", "^python.* mpi_matmul").returncode == 0)
         time.sleep(SECONDS_TO_GET_GOING)
         assert job.poll() is None, "it was over before the accident"
         start = time.monotonic()
         if accident == "kill":
-            docker("kill", worker)
+            docker("kill", lost)
         else:
-            docker("network", "disconnect", f"{project}_cluster", worker)
+            docker("network", "disconnect", f"{project}_cluster", lost)
         stdout, stderr = job.communicate(timeout=limit + 30)
     assert time.monotonic() - start < limit
     assert job.returncode != 0, stderr
-    assert "worker1" in stderr
+    assert host in stderr
     assert "done" not in stdout
-    assert not (tmp_path / "C.npy").exists()
+    assert (tmp_path / "C.npy").read_text() == "older"
     assert left_behind(job) == []
 
 
@@ -308,6 +312,35 @@ def test_an_output_keeps_its_rights_and_a_link_its_place(image, folder):
     assert os.listdir(folder / "sub") == ["C.npy"]
 
 
+def test_a_name_may_end_in_a_newline(image, folder):
+    job = run_cluster("A.npy", "../B.npy", "-o", "C.npy\n", folder=folder)
+    assert job.returncode == 0, job.stderr
+    assert np.load(folder / "C.npy\n").shape == (71, 37)
+
+
+def test_a_name_that_docker_would_change_is_refused(image, folder):
+    job = run_cluster("A.npy", "../B.npy", "-o", os.fsdecode(b"C\xff.npy"), folder=folder)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr == "run_mpi.sh: the name of a file is not UTF-8: Docker cannot pass it on\n"
+
+
+def test_names_of_the_environment_are_not_taken_for_the_scripts_own(image, folder):
+    names = ("part", "parts", "product", "report", "work", "project", "starter", "launcher", "hosts", "ranks")
+    job = run_cluster(*UNEVEN, folder=folder, **dict.fromkeys(names, str(folder / "A.npy")))
+    assert job.returncode == 0, job.stderr
+    assert os.listdir(folder) == ["A.npy"]
+
+
+def test_a_run_that_cannot_print_leaves_an_older_product(image, folder):
+    (folder / "C.npy").write_text("older")
+    command = [REPOSITORY / "run_mpi.sh", "cluster", "A.npy", "../B.npy", "-o", "C.npy"]
+    with open("/dev/full", "w") as full:
+        job = subprocess.run(command, cwd=folder, stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert job.returncode != 0
+    assert (folder / "C.npy").read_text() == "older"
+    assert sorted(os.listdir(folder)) == ["A.npy", "C.npy"]
+
+
 @pytest.mark.parametrize("output", ["-o", "--json"])
 @pytest.mark.parametrize("way", ["itself", "a link", "by a linked folder", "a second name"])
 def test_an_operand_is_never_overwritten(image, folder, output, way):
@@ -367,7 +400,7 @@ def test_what_is_wrong_with_the_arguments_is_said_once(image, folder, arguments,
         (["A.npy", "../B.npy", "-o", "fifo"], "fifo is not a regular file"),
         (["A.npy", "../B.npy", "-o", "."], "is not a regular file"),
         (["A.npy", "../B.npy", "-o", "dangling"], "dangling is a link to nothing"),
-        (["A.npy", "../B.npy", "-o", "r", "--json", "other name of r"], "are one file"),
+        (["A.npy", "../B.npy", "-o", "r", "--json", "other name of r"], "of the product and of the report"),
         (["--simulate", "3"], "leave out cluster"),
         ([*UNEVEN, "--dtype", "text"], "not a dtype of numbers"),
     ],
