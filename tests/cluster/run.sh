@@ -248,7 +248,7 @@ make_folder() {
 
 # All beside their targets first: a copy that fails, or is interrupted, leaves what was there.
 fetch_outputs() {
-    local path target targets=()
+    local path target index targets=()
     for path in ${product:+"$product"} ${report:+"$report"}; do
         was_written "$path" || continue
         target=$path
@@ -259,9 +259,8 @@ fetch_outputs() {
             say_log "$path could not be fetched from the launcher"
         keep_mode "$target" "$target.part$$"
     done
-    while [ ${#targets[@]} -gt 0 ]; do
-        mv -f "${parts[0]}" "${targets[0]}" || die "${targets[0]} could not be replaced"
-        targets=("${targets[@]:1}") parts=("${parts[@]:1}")
+    for ((index = 0; index < ${#targets[@]}; index++)); do
+        mv -f "${parts[index]}" "${targets[index]}" || die "${targets[index]} could not be replaced"
     done
 }
 
