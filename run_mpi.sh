@@ -358,7 +358,7 @@ total() {
 
 main() {
     root=$(script_folder) || exit 2
-    part_seconds=1200
+    part_seconds=1800
     if [ "${1:-}" = cluster ]; then
         shift
         . "$root/tests/cluster/run.sh"

@@ -199,7 +199,7 @@ def test_an_interrupted_run_takes_the_cluster_down(image, tmp_path, number):
 @pytest.mark.parametrize("seconds", [0.1, 0.4, 0.7, 1.0, 1.4, 1.8, 2.2, 2.6])
 def test_ctrl_c_at_any_moment(image, tmp_path, seconds):
     """Also while the image is made, the arguments are looked at, and hosts are half up."""
-    with start_cluster("--hosts", 9, *UNEVEN, "-o", "C.npy", folder=tmp_path) as job:
+    with start_cluster("--hosts", 9, *LONG, "-o", "C.npy", folder=tmp_path) as job:
         time.sleep(seconds)
         os.killpg(job.pid, signal.SIGINT)
         stdout, stderr = job.communicate(timeout=60)
