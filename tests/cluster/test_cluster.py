@@ -127,9 +127,9 @@ def test_the_suite_for_ranks_passes_across_two_hosts(image, ranks_per_host):
     with Cluster(2, test_image()) as cluster:
         job = cluster.mpirun(*suite, ranks_per_host=ranks_per_host, folder="/source", timeout=280)
     assert job.returncode == 0, job.stdout + job.stderr
-    assert " passed" in job.stdout.splitlines()[-1]
-    # Messages above 2 GiB are for two ranks alone.
-    assert ("skipped" in job.stdout.splitlines()[-1]) == (ranks_per_host > 1)
+    # Some need more ranks, some fewer.
+    passed, skipped = (int(re.search(rf"(\d+) {word}", job.stdout)[1]) for word in ("passed", "skipped"))
+    assert passed > 10 * skipped
 
 
 # ---- when hosts start, and when they go ----
