@@ -100,7 +100,7 @@ def test_the_commands_of_the_readme(slurm, command):
         succeed(slurm, "launcher", "sh", "-c", f"python -c '{CHECK_PRODUCT}' && rm C.npy", folder=folder)
 
 
-def test_the_readme_has_commands():
+def test_the_readme_has_commands(slurm):
     assert [command.split()[0] for command in README_COMMANDS] == ["sbatch", "sbatch", "srun"]
 
 
