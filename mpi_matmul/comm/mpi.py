@@ -366,12 +366,13 @@ def end_with_launcher() -> None:
     waiting for a message, or for ever inside MPI.
     """
     if MPI.COMM_WORLD.Get_size() > 1:
-        threading.Thread(target=_follow_launcher, name="launcher", daemon=True).start()
+        rank = MPI.COMM_WORLD.Get_rank()
+        threading.Thread(target=_follow_launcher, args=(rank,), name="launcher", daemon=True).start()
 
 
-def _follow_launcher() -> None:
+def _follow_launcher(rank: int) -> None:
     while os.getppid() == _LAUNCHER:
         time.sleep(1)
     with suppress(Exception):  # nobody may be listening any more
-        print("mpi_matmul: the launcher has gone, this rank ends", file=sys.stderr, flush=True)
+        print(f"mpi_matmul: rank {rank}: the launcher has gone, this rank ends", file=sys.stderr, flush=True)
     os._exit(1)

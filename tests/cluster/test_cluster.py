@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from docker_engine import compose, docker, need_docker, test_image
+from docker_engine import docker, need_docker, test_image
 from hosts import FOLDER, Cluster
 from launcher import REPOSITORY, eventually
 
@@ -473,4 +473,3 @@ def test_compose_says_when_a_host_is_ready(image):
         for name in cluster.names:
             state = ["inspect", "--format", "{{.State.Health.Status}}", cluster.container(name)]
             eventually(lambda state=state: docker(*state).stdout.strip() == "healthy")
-    assert compose()
