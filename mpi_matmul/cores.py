@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from collections.abc import Collection, Sequence
@@ -55,6 +56,11 @@ def blas_threads(limit: int) -> AbstractContextManager[Any]:
 def blas_threads_in_use() -> int:
     """How many threads numpy's BLAS uses for a product in this process."""
     return max((library.num_threads for library in _blas().lib_controllers), default=1)
+
+
+def blas_libraries() -> list[ctypes.CDLL]:
+    """The BLAS libraries that numpy (or another package, after it) has loaded."""
+    return [ctypes.CDLL(library.filepath) for library in _blas().lib_controllers]
 
 
 @functools.cache

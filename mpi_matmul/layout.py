@@ -34,6 +34,12 @@ def block_range(length: int, parts: int, index: int) -> tuple[int, int]:
     return start, start + size + (index < larger)
 
 
+def length(part: slice) -> int:
+    """How many items a slice with a start and a stop takes."""
+    size: int = part.stop - part.start
+    return size
+
+
 @dataclass(frozen=True)
 class Placement:
     """How one matrix is laid over the ranks: split along ``axis`` (0 rows, 1 columns), or whole on each."""

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import mpi4py
 import numpy as np
 
+from mpi_matmul.comm.engine import Engine, Outgoing, Piece
 from mpi_matmul.comm.protocol import (
     Matching,
     as_sendable,
@@ -91,9 +92,8 @@ class MPICommunicator(Matching):
         self._comm = base.Dup()
         self.rank = self._comm.Get_rank()
         self.num_devices = self._comm.Get_size()
-        self._unfinished: list[list[MPI.Request]] = []
-        self._expected: list[MPIReceive] = []
-        self._finish = weakref.finalize(self, _wait_for_all, self._unfinished)
+        self._engine = Engine(in_background=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+        self._finish = weakref.finalize(self, _finish, self._engine)
 
     def send(self, src: int, dst: int, data: Any) -> None:
         """Copy ``data`` and let it travel in the background; returns without waiting for ``dst``."""
@@ -101,58 +101,33 @@ class MPICommunicator(Matching):
         if not is_plain(array):
             self.start_send(src, dst, array)
             return
-        self._check(src, dst)
-        requests = [self._comm.Isend(_encode(array), dst, HEADER_TAG)]
-        requests += [self._comm.Isend([piece.copy(), MPI.BYTE], dst, DATA_TAG) for piece in _pieces(array)]
-        self._remember(requests)
+        self._check_route(src, dst)
+        self._engine.start_send(dst, Outgoing([_header_piece(self._comm, dst, array)]))
+        for piece in _pieces(array):  # each leaves while the next is copied
+            self._engine.start_send(dst, Outgoing([_data_piece(self._comm, dst, piece.copy())]))
 
     def recv(self, dst: int) -> tuple[int, Array]:
         """The oldest waiting message as ``(src, data)``; waits until there is one."""
         self._check_own("dst", dst)
         status = MPI.Status()
-        self.wait_until(lambda: self._comm.Iprobe(MPI.ANY_SOURCE, HEADER_TAG, status))
+        self._engine.wait(lambda: self._comm.Iprobe(MPI.ANY_SOURCE, HEADER_TAG, status))
         src = status.Get_source()
         return src, self.start_recv(src, dst).wait()
 
     def start_send(self, src: int, dst: int, data: Array) -> MPISend:
         """Send without a copy, if the bytes can go as they lie; ``data`` must not change before wait()."""
-        self._check(src, dst)
+        self._check_route(src, dst)
         array = as_sendable(data)
-        plain = array if is_plain(array) else snapshot(array)
-        requests = [self._comm.Isend(_encode(plain), dst, HEADER_TAG)]
-        requests += [self._comm.Isend([piece, MPI.BYTE], dst, DATA_TAG) for piece in _pieces(plain)]
-        self._remember(requests)
-        return MPISend(self, data, requests)
+        send = MPISend(self._engine, self._comm, dst, data, array if is_plain(array) else snapshot(array))
+        self._engine.start_send(dst, send)
+        return send
 
     def start_recv(self, src: int, dst: int, out: Array | None = None) -> MPIReceive:
         """Receive the next message from ``src``, into ``out`` (same shape and dtype) if it is given."""
         self._check_own("dst", dst)
-        receive = MPIReceive(self, self._comm, rank_in_world("src", src, self.num_devices), out)
-        self._expected.append(receive)
-        self._advance()
+        receive = MPIReceive(self._engine, self._comm, rank_in_world("src", src, self.num_devices), out)
+        self._engine.start_receive(receive.src, receive)
         return receive
-
-    def wait_until(self, done: Callable[[], bool]) -> None:
-        """Poll ``done``, and meanwhile open the way for whatever else was started.
-
-        Without that, ranks that all wait for their sends would never take what is sent to them.
-        """
-
-        def advance_and_ask() -> bool:
-            self._advance()
-            return done()
-
-        _wait_until(advance_and_ask)
-
-    def _advance(self) -> None:
-        _retire(self._unfinished)
-        still, behind = [], set()
-        for receive in self._expected:
-            # Arrays from one rank come in order: a later one must not take the place of an earlier one.
-            if receive.src in behind or not receive.advance():
-                behind.add(receive.src)
-                still.append(receive)
-        self._expected = still
 
     def __enter__(self) -> MPICommunicator:
         return self
@@ -169,7 +144,7 @@ class MPICommunicator(Matching):
     def close(self) -> None:
         """Wait until every send is finished, then give the duplicate back."""
         if self._finish.detach() is not None:
-            _wait_for_all(self._unfinished)
+            _finish(self._engine)
             self._comm.Free()
 
     def gather_on_host(self, fact: T) -> list[T]:
@@ -179,7 +154,7 @@ class MPICommunicator(Matching):
         host.Free()
         return facts
 
-    def _check(self, src: int, dst: int) -> None:
+    def _check_route(self, src: int, dst: int) -> None:
         self._check_own("src", src)
         rank_in_world("dst", dst, self.num_devices)
 
@@ -187,52 +162,66 @@ class MPICommunicator(Matching):
         if rank_in_world(name, rank, self.num_devices) != self.rank:
             raise ValueError(f"{name} is {rank}, expected {self.rank}: on MPI a rank speaks for itself only")
 
-    def _remember(self, requests: list[MPI.Request]) -> None:
-        # Only the oldest: to test all of them at each send would be quadratic.
-        while self._unfinished and _all_done(self._unfinished[0]):
-            self._unfinished.pop(0)
-        self._unfinished.append(requests)
 
+class MPISend(Outgoing):
+    """A send that was started: a header, then the pieces of ``plain``, which has the bytes of ``data``."""
 
-class MPISend:
-    """A send that was started."""
-
-    def __init__(self, owner: MPICommunicator, data: Array, requests: list[MPI.Request]) -> None:
-        self._owner, self._data, self._requests = owner, data, requests
+    def __init__(self, engine: Engine, comm: MPI.Intracomm, dst: int, data: Array, plain: Array) -> None:
+        self._engine, self._data = engine, data
+        pieces = [_header_piece(comm, dst, plain)]
+        pieces += [_data_piece(comm, dst, piece) for piece in _pieces(plain)]
+        super().__init__(pieces)
 
     def wait(self) -> Array:
-        self._owner.wait_until(lambda: _all_done(self._requests))
+        self._engine.wait(self.finished)
         return self._data
 
 
 class MPIReceive:
     """A receive that was started: at once when it is known where the data goes, else with its header."""
 
-    def __init__(self, owner: MPICommunicator, comm: MPI.Intracomm, src: int, out: Array | None) -> None:
-        self._owner, self._comm, self.src, self._out = owner, comm, src, out
-        self._header = np.zeros(_HEADER_WORDS, np.int64)
-        self._header_request = comm.Irecv(self._header, src, HEADER_TAG)
+    def __init__(self, engine: Engine, comm: MPI.Intracomm, src: int, out: Array | None) -> None:
+        self._engine, self._comm, self.src, self._out = engine, comm, src, out
+        self._header = np.empty(_HEADER_WORDS, np.int64)
+        self._header_request: MPI.Request | None = comm.Irecv(self._header, src, HEADER_TAG)
         self._target: Array | None = None
         self._requests: list[MPI.Request] = []
+        self._misfit: RuntimeError | None = None
+        self.nbytes = self._header.nbytes if out is None else out.nbytes
 
     def advance(self) -> bool:
         """Let the data in, if its size is known by now (only after all earlier arrays from ``src``)."""
-        if self._target is None:
-            if self._out is not None:
-                self._receive_into(self._out if is_plain(self._out) else snapshot(self._out))
-            elif self._header_request.Test():
-                self._receive_into(np.empty(*_decode(self._header)))
+        if self._target is None and self._out is not None:
+            self._receive_into(_plain_place(self._out))
+        if self._header_request is not None and self._header_request.Test():
+            self._header_request = None
+            self._open(*_decode(self._header))
+        if self._header_request is None and self._misfit is None:
+            self._requests = [request for request in self._requests if not request.Test()]
         return self._target is not None
 
+    def finished(self) -> bool:
+        return self._header_request is None and (not self._requests or self._misfit is not None)
+
     def wait(self) -> Array:
-        self._owner.wait_until(lambda: self._target is not None and self._header_request.Test())
+        self._engine.wait(self.finished)
+        if self._misfit is not None:
+            raise self._misfit
         assert self._target is not None
-        check_expected(self._target, *_decode(self._header), self.src)
-        self._owner.wait_until(lambda: _all_done(self._requests))
         if self._out is None or self._out is self._target:
             return self._target
         self._out[...] = self._target
         return self._out
+
+    def _open(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """The header has come."""
+        if self._target is None:
+            self._receive_into(np.empty(shape, dtype))
+            return
+        try:
+            check_expected(self._target, shape, dtype, self.src)
+        except RuntimeError as misfit:
+            self._misfit = misfit
 
     def _receive_into(self, target: Array) -> None:
         self._target = target
@@ -241,12 +230,26 @@ class MPIReceive:
         ]
 
 
+def _header_piece(comm: MPI.Intracomm, dst: int, array: Array) -> Piece:
+    header = _encode(array)
+    return header.nbytes, lambda: comm.Isend(header, dst, HEADER_TAG)
+
+
+def _data_piece(comm: MPI.Intracomm, dst: int, piece: Array) -> Piece:
+    return piece.nbytes, lambda: comm.Isend([piece, MPI.BYTE], dst, DATA_TAG)
+
+
 def _pieces(array: Array) -> Iterator[Array]:
     """The bytes of a C-contiguous array, cut where both sides cut them."""
     if array.nbytes:
         octets = array.reshape(-1).view(np.uint8)
         for start in range(0, octets.size, PIECE_BYTES):
             yield octets[start : start + PIECE_BYTES]
+
+
+def _plain_place(out: Array) -> Array:
+    """``out`` if bytes can be received into it as they come, else an array like it."""
+    return out if is_plain(out) else np.empty(out.shape, out.dtype.newbyteorder("="))
 
 
 def _encode(array: Array) -> Array:
@@ -261,37 +264,9 @@ def _decode(header: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return tuple(int(length) for length in shape), np.dtype(name)
 
 
-def _all_done(requests: list[MPI.Request]) -> bool:
-    """Whether all are finished; every one is asked."""
-    return all([request.Test() for request in requests])
-
-
-def _wait_until(done: Callable[[], bool]) -> None:
-    """Poll: eagerly at first, then sleeping a twentieth of the time waited so far.
-
-    MPI's own waits keep a core busy, which another rank on this host may need for its product.
-    """
-    start = time.perf_counter()
-    while not done():
-        waited = time.perf_counter() - start
-        if waited < 1e-3:
-            os.sched_yield()
-        else:
-            time.sleep(min(waited / 20, 2e-4))
-
-
-def _wait_for_all(unfinished: list[list[MPI.Request]]) -> None:
+def _finish(engine: Engine) -> None:
     if not MPI.Is_finalized():
-        _wait_until(lambda: _retire(unfinished))
-
-
-def _retire(unfinished: list[list[MPI.Request]]) -> bool:
-    """Forget the sends that are finished; whether all are.
-
-    Every one is asked: with MPICH 5.0, asking for one of many again and again does not move the others.
-    """
-    unfinished[:] = [requests for requests in unfinished if not _all_done(requests)]
-    return not unfinished
+        engine.finish()
 
 
 def is_finalized() -> bool:

@@ -105,7 +105,7 @@ def snapshot(array: Array) -> Array:
 
 def check_expected(out: Array, came: tuple[int, ...], dtype: np.dtype[Any], src: int) -> None:
     """RuntimeError when a message does not fit the array that waits for it."""
-    if out.shape != came or out.dtype != dtype:
+    if out.shape != came or out.dtype.newbyteorder("=") != dtype.newbyteorder("="):
         raise RuntimeError(
             f"a message from rank {src} is {came} {dtype}, expected {out.shape} {out.dtype}: "
             "sender and receiver disagree about the layout"

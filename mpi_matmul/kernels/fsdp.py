@@ -1,4 +1,4 @@
-"""Fully sharded data parallel (fsdp): the column shards of b travel once round the ring of ranks.
+"""Fully sharded data parallel (fsdp): the column shards of b travel once round the ring, block by block.
 
 | matrix | global | placement | on one rank |
 | ------ | ------ | --------- | ----------- |
@@ -6,8 +6,9 @@
 | b      | (k, n) | columns   | (k, n/p)    |
 | c      | (m, n) | rows      | (m/p, n)    |
 
-Messages per rank: p - 1. Bytes: all ranks together (p - 1) * k * n * itemsize. Memory per rank:
-A/p + B/p + C/p + two blocks of b in flight. No rank ever has the whole b.
+A block is some rows of k of one rank's shard; c += a[:, rows] @ b[rows] as the blocks of these rows arrive,
+each passed on while it is multiplied. Messages per rank: (p - 1) a block. Bytes: all ranks together
+(p - 1) * k * n * itemsize. Memory per rank: A/p + B/p + C/p + a few blocks (see `mpi_matmul.blocks`).
 
 An all-gather of the parameters that is consumed as it arrives. Sources: Rajbhandari et al., ZeRO: Memory
 Optimizations Toward Training Trillion Parameter Models, SC 2020 (stage 3, parameter partitioning); Zhao et
@@ -16,41 +17,48 @@ al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, PVLDB 16(
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import Iterator, MutableSequence
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
+from mpi_matmul import blocks
+from mpi_matmul.accumulate import can_be_cut, multiply_into
 from mpi_matmul.comm.collectives import gather
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
-from mpi_matmul.layout import COLUMNS, Array
+from mpi_matmul.comm.ring import Places, ring_all_gather
+from mpi_matmul.layout import Array, length
 
 
 def fsdp(mailbox: Mailbox, a_shard: Array, b_shard: Array, c_shard: Array) -> None:
     """Fill ``c_shard`` (m/p, n) from ``a_shard`` (m/p, k) and every rank's ``b_shard`` (k, n/p)."""
-    multiply_ring(mailbox, a_shard, b_shard, list(COLUMNS.split(c_shard, mailbox.world_size)))
+    (rows_of_a, k), n, world_size, rank = a_shard.shape, c_shard.shape[1], mailbox.world_size, mailbox.rank
+    cut = blocks.Cut(k, n, b_shard.itemsize, world_size, can_be_cut(c_shard.dtype))
+    groups = blocks.together(rows_of_a * world_size, cut, rank)
+    panel = np.empty(cut.largest(groups), b_shard.dtype)
+    own = (b_shard[cut.part(rank, step)] for step in cut.steps)
+    places = Places(blocks.WINDOW + 1, b_shard.dtype, cut.shape)
+    stream = ring_all_gather(mailbox, own, len(cut.steps), blocks.WINDOW, places)
+    for step, owners in product(cut.steps, groups):
+        columns = cut.columns(owners, step)
+        if len(owners) == 1:
+            b_block = next(stream)
+        else:
+            place = panel[: length(step.rows), : length(columns)]
+            b_block = side_by_side(islice(stream, len(owners)), place)
+        multiply_into(a_shard[:, step.rows], b_block, c_shard[:, columns], add=step.rows.start > 0)
+    next(stream, None)  # ends when the last block has been passed on
 
 
-def multiply_ring(mailbox: Mailbox, a_shard: Array, b_shard: Array, c_blocks: list[Any]) -> None:
-    """Set ``c_blocks[owner]`` to ``a_shard`` @ the b_shard of ``owner``, for every owner.
-
-    An entry is the array to fill, or None to have one made. At step s a rank multiplies the block that
-    started s places behind it on the ring; meanwhile it passes that block on and receives the next.
-    """
-    rank, world_size = mailbox.rank, mailbox.world_size
-    ahead, behind = (rank + 1) % world_size, (rank - 1) % world_size
-    b_block = b_shard
-    for step in range(world_size):
-        owner = (rank - step) % world_size
-        last = step == world_size - 1
-        if not last:
-            sending = mailbox.start_send(ahead, b_block)
-            arriving = mailbox.start_recv(behind)
-        c_blocks[owner] = np.matmul(a_shard, b_block, out=c_blocks[owner])
-        if not last:
-            sending.wait()
-            b_block = arriving.wait()
+def side_by_side(parts: Iterator[Array], panel: Array) -> Array:
+    """Neighbouring blocks of b as one, in ``panel``; they come from the right to the left."""
+    stop = panel.shape[1]
+    for part in parts:
+        panel[:, stop - part.shape[1] : stop] = part
+        stop -= part.shape[1]
+    return panel
 
 
 def fsdp_compute_fn(
@@ -63,9 +71,22 @@ def fsdp_compute_fn(
     ``num_devices``, ``send`` and ``recv``. Raises what numpy.matmul raises.
     """
     with failing_stops_all(comm, rank):
+        np.matmul(a_chunk[:0], b_chunk[:, :0])  # operands that do not fit raise here
         mailbox = mailbox_of(comm, rank)
-        c_blocks: list[Any] = [None] * mailbox.world_size
-        multiply_ring(mailbox, a_chunk, b_chunk, c_blocks)
+        c_blocks = multiply_ring(mailbox, a_chunk, b_chunk)
         c_shards = gather(mailbox, np.concatenate(c_blocks, axis=1), root=0)
         if c_shards is not None:
             result[0] = np.concatenate(c_shards)
+
+
+def multiply_ring(mailbox: Mailbox, a_shard: Array, b_shard: Array) -> list[Any]:
+    """``a_shard`` @ every rank's b_shard, in rank order, where nobody knows how wide the others' are."""
+    c_blocks: list[Any] = [None] * mailbox.world_size
+    dtype = np.result_type(a_shard, b_shard)
+    rows = blocks.row_blocks(a_shard.shape[1], blocks.MOST_BLOCKS if can_be_cut(dtype) else 1)
+    stream = ring_all_gather(mailbox, (b_shard[part] for part in rows), len(rows), blocks.WINDOW)
+    for b_block, (part, owner) in zip(
+        stream, product(rows, blocks.ring_order(mailbox.world_size, mailbox.rank)), strict=True
+    ):
+        c_blocks[owner] = multiply_into(a_shard[:, part], b_block, c_blocks[owner], add=part.start > 0)
+    return c_blocks
