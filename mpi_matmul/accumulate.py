@@ -21,7 +21,7 @@ from mpi_matmul.layout import Array
 
 TEMPORARY_BYTES = 8 << 20
 _LETTERS = {"f": "s", "d": "d", "F": "c", "D": "z"}
-_ROW_MAJOR, _AS_IT_IS = 101, 111
+_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112
 _LARGEST_INT = 2**31 - 1  # of a BLAS whose integers have 32 bits
 
 Gemm = Callable[[Array, Array, Array], None]
@@ -59,19 +59,34 @@ def _suits_blas(a: Array, b: Array, c: Array) -> bool:
     return (
         c.dtype.char in _LETTERS
         and a.dtype == b.dtype == c.dtype
-        and all(_leading_dimension(x) for x in (a, b, c))
+        and _lies_by_rows(c)
+        and all(_lies_by_rows(x) or _lies_by_rows(x.T) for x in (a, b))
         and max(*a.shape, *b.shape) <= _LARGEST_INT
     )
 
 
-def _leading_dimension(x: Array) -> int:
-    """The distance of two rows in elements, as BLAS wants it; 0 where x does not lie by rows."""
-    row, column = x.strides
-    if x.shape[1] > 1 and column != x.itemsize:
-        return 0
-    distance = row // x.itemsize if x.shape[0] > 1 else max(1, x.shape[1])
-    fits = distance >= max(1, x.shape[1]) and distance <= _LARGEST_INT and row % x.itemsize == 0
-    return distance if fits and x.flags.aligned and x.dtype.isnative else 0
+def _lies_by_rows(x: Array) -> bool:
+    """Whether the items of a row are neighbours, and rows a whole number of items apart, as BLAS wants it."""
+    neighbours: bool = x.shape[1] <= 1 or x.strides[1] == x.itemsize
+    apart: bool = x.shape[0] <= 1 or x.strides[0] % x.itemsize == 0
+    return neighbours and apart and _fits(x) and x.flags.aligned and x.dtype.isnative
+
+
+def _fits(x: Array) -> bool:
+    return bool(max(1, x.shape[1]) <= _distance(x) <= _LARGEST_INT)
+
+
+def _distance(x: Array) -> int:
+    """From row to row, in items."""
+    return x.strides[0] // x.itemsize if x.shape[0] > 1 else max(1, x.shape[1])
+
+
+def _operand(x: Array) -> tuple[int, int, int]:
+    """How BLAS is told of an operand: as it is or transposed, address, distance."""
+    by_rows = _lies_by_rows(x)
+    return (
+        (_AS_IT_IS, x.ctypes.data, _distance(x)) if by_rows else (_TRANSPOSED, x.ctypes.data, _distance(x.T))
+    )
 
 
 def _add_in_panels(a: Array, b: Array, c: Array) -> None:
@@ -108,9 +123,8 @@ def _wrapped(function: Any, char: str, suffix: str) -> Gemm:
 
     def gemm(a: Array, b: Array, c: Array, keep_alive: Array = one_array) -> None:
         sizes = (c.shape[0], c.shape[1], a.shape[1])
-        operands = [value for x in (a, b) for value in (x.ctypes.data, _leading_dimension(x))]
-        result = (c.ctypes.data, _leading_dimension(c))
-        function(_ROW_MAJOR, _AS_IT_IS, _AS_IT_IS, *sizes, one, *operands, one, *result)
+        (turn_a, *at_a), (turn_b, *at_b) = _operand(a), _operand(b)
+        function(_ROW_MAJOR, turn_a, turn_b, *sizes, one, *at_a, *at_b, one, c.ctypes.data, _distance(c))
 
     return gemm
 

@@ -25,6 +25,7 @@ many numbers of a, so it pays when b has fewer columns than a has rows; and alwa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mpi_matmul.layout import Shape, block_range, length
@@ -49,10 +50,11 @@ class Cut:
     """How every rank's shard of b (k, n / world_size) is cut; the same on every rank."""
 
     def __init__(self, k: int, n: int, itemsize: int, world_size: int, split_k: bool = True) -> None:
-        self.n, self.world_size = n, world_size
+        self.n, self.itemsize, self.world_size = n, itemsize, world_size
         widest = max(1, -(-n // world_size))
         least_rows = min(k, LEAST_ROWS) if split_k else k
-        self.tiles = min(widest, max(1, -(-widest * least_rows * itemsize // (2 * BLOCK_BYTES))))
+        least_bytes = widest * least_rows * itemsize
+        self.tiles = 1 if least_bytes <= 2 * BLOCK_BYTES else min(widest, -(-least_bytes // BLOCK_BYTES))
         columns = -(-widest // self.tiles) if self.tiles > 1 else max(widest, min(n, GOOD_COLUMNS))
         number = -(-k * columns * itemsize // BLOCK_BYTES)
         rows = row_blocks(k, number if split_k else 1)
@@ -77,6 +79,13 @@ class Cut:
         """The shape in which the blocks of every group of more than one have room."""
         widths = [length(self.columns(owners, self.steps[0])) for owners in groups if len(owners) > 1]
         return length(self.steps[0].rows), max(widths, default=0)
+
+    def bytes_in_flight(self) -> int:
+        """At most so much memory do the blocks of one rank take: on their way, side by side, and packed."""
+        block = math.prod(self.shape(0, 0)) * self.itemsize
+        panel = length(self.steps[0].rows) * min(self.n, GOOD_COLUMNS + self.shape(0, 0)[1]) * self.itemsize
+        packed = block if self.tiles > 1 else 0
+        return (WINDOW + 1) * (block + packed) + panel if self.world_size > 1 else 0
 
     def _columns_of(self, owner: int, tile: int) -> slice:
         start, stop = block_range(self.n, self.world_size, owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from mpi_matmul.comm.collectives import all_sum, broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.kernels import Kernel
 from mpi_matmul.layout import ROWS, Array
-from mpi_matmul.operands import Problem
+from mpi_matmul.operands import Problem, operations
+from mpi_matmul.sources import Operand
 from mpi_matmul.verify import (
     Check,
     OperandFacts,
@@ -24,20 +26,32 @@ from mpi_matmul.verify import (
     probe_vectors,
 )
 
-# A check against numpy's product repeats the whole product on one rank.
-AFFORDABLE_SECONDS = 10.0
+# A check against numpy's product repeats the whole product on one rank, which then holds a, b and c. It is
+# affordable while it costs seconds: at 50 GF/s a core with BLAS, at 1 GF/s for types that BLAS does not know.
+AFFORDABLE_OPERATIONS, AFFORDABLE_WITHOUT_BLAS = 5e11, 1e10
+AFFORDABLE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product as it lies: whole on root (None elsewhere), and this rank's shards."""
+    """One product as it lies: where a and b come from, c whole on root (or None), and this rank's shards."""
 
-    a: Array | None
-    b: Array | None
+    a: Operand
+    b: Operand
     c: Array | None
     a_shard: Array
     b_shard: Array
     c_shard: Array
+
+
+def choose_check(kind: str, kernel: Kernel, problem: Problem, affordable_bytes: float = math.inf) -> str:
+    """ "exact", "probe" or "none"; "auto" is exact while that is affordable, else the probe."""
+    if kind != "auto":
+        return kind
+    with_blas = np.dtype(problem.dtype).char in "fdFD"
+    most = AFFORDABLE_OPERATIONS if with_blas else AFFORDABLE_WITHOUT_BLAS
+    fits = problem.nbytes <= min(AFFORDABLE_BYTES, affordable_bytes)
+    return "exact" if (operations(problem) <= most and fits) or not can_probe(kernel) else "probe"
 
 
 def check_product(
@@ -46,28 +60,23 @@ def check_product(
     problem: Problem,
     product: Product,
     kind: str,
-    seconds: float,
     seed: int,
     root: int,
 ) -> Check | None:
-    """The verdict on ``root`` (None elsewhere). Every rank calls this.
-
-    ``kind`` is "exact", "probe", "none", or "auto": exact when repeating the product on one rank, which took
-    ``seconds`` on all of them, costs no more than AFFORDABLE_SECONDS.
-    """
-    if kind == "auto":
-        affordable = seconds * mailbox.world_size <= AFFORDABLE_SECONDS or not can_probe(kernel)
-        kind = broadcast_facts(mailbox, "exact" if affordable else "probe", root)
+    """The verdict on ``root`` (None elsewhere), by "exact", "probe" or "none". Every rank calls this."""
     if kind == "probe":
         return _probe(mailbox, kernel, problem, product, seed, root)
     if mailbox.rank != root:
         return None
     if kind == "none":
         return Check("none", True, 0.0, 0.0)
-    assert product.a is not None
-    assert product.b is not None
     assert product.c is not None
-    return exact_check(product.a, product.b, product.c)
+    return exact_check(_whole(product.a), _whole(product.b), product.c)
+
+
+def _whole(operand: Operand) -> Array:
+    assert operand.source is not None
+    return operand.source.part(slice(0, operand.shape[0]), slice(0, operand.shape[1]))
 
 
 def can_probe(kernel: Kernel) -> bool:

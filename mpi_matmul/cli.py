@@ -6,27 +6,28 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from mpi_matmul import memory
 from mpi_matmul.comm.collectives import barrier, broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
 from mpi_matmul.cores import blas_threads_in_use
+from mpi_matmul.costs import Place, refuse_beyond
+from mpi_matmul.deliver import delivered
 from mpi_matmul.kernels import kernel_named
 from mpi_matmul.launch import LaunchError, launched_processes, launched_rank, on_mpi, on_threads, start_mpi
 from mpi_matmul.layout import Array
 from mpi_matmul.multiply import multiply, pass_door
-from mpi_matmul.operands import Problem, admit, random_operands
+from mpi_matmul.operands import Problem, random_operands
 from mpi_matmul.options import BAD_INPUT, INTERRUPTED, OK, Said, parse
 from mpi_matmul.outputs import Outputs, complain, say
 from mpi_matmul.progress import Progress
 from mpi_matmul.report import Report
-from mpi_matmul.storage import FileError, open_matrix
+from mpi_matmul.sources import Operand, Source, pose_sources
+from mpi_matmul.storage import FileError
 from mpi_matmul.versions import versions
 
 
@@ -61,12 +62,13 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
     baseline = memory.resident()
     mailbox = mailbox_of(comm, rank)
     outputs = Outputs(options.output, options.json)
-    admitted = pass_door(mailbox, lambda: _door(options, outputs), root=0)
+    facts = [platform.node(), versions(), blas_threads_in_use(), baseline, memory.available()]
+    hosts, software, threads, baselines, available = _all_ranks(mailbox, facts)
+    places = list(map(Place, hosts, baselines, available))
+    admitted = pass_door(mailbox, lambda: _door(options, outputs, places), root=0)
     if isinstance(admitted, Exception):
         return _end(mailbox, BAD_INPUT, str(admitted))
-    a, b, problem = admitted
-    facts = [platform.node(), versions(), blas_threads_in_use(), baseline]
-    hosts, software, threads, baselines = _all_ranks(mailbox, facts)
+    problem = admitted[2]
     report = Report(
         mailbox.world_size,
         "mpi" if mpi_library else "threads",
@@ -77,34 +79,29 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
         [problem.m, problem.k, problem.n],
         problem.dtype,
     )
-    c = _run_all(options, mailbox, problem, a, b, report, baselines)
+    c_shard = _run_all(options, mailbox, *admitted, report, baselines)
     status, message = OK, ""
-    if rank == 0:
-        try:
-            status = outputs.publish(report, None if c is None else c.reshape(problem.result_shape))
-        except FileError as error:
-            status, message = BAD_INPUT, str(error)
+    try:
+        status = _publish(options, mailbox, problem, outputs, report, c_shard)
+    except FileError as error:
+        status, message = BAD_INPUT, str(error)
     return _end(mailbox, status, message)
 
 
-def _door(options: argparse.Namespace, outputs: Outputs) -> tuple[Array, Array, Problem]:
-    """On rank 0: operands read or made, outputs possible. Raises ValueError or TypeError with one line."""
+def _door(
+    options: argparse.Namespace, outputs: Outputs, places: list[Place]
+) -> tuple[Source, Source, Problem]:
+    """On rank 0: operands opened, outputs possible, memory enough. ValueError or TypeError with one line."""
     if options.operands:
         a_name, b_name = options.operands
-        a, b, problem = admit(open_matrix(a_name), open_matrix(b_name), a_name, b_name)
+        a, b, problem = pose_sources(a_name, b_name, a_name, b_name)
     else:
-        a, b, problem = admit(*_random_operands(options))
+        m, k, n = options.shape
+        a, b, problem = pose_sources(*random_operands(options.seed, m, k, n, options.dtype))
     outputs.check(problem, options.operands)
+    for name in options.strategy:
+        refuse_beyond(options.max_memory, kernel_named(name), problem, options.check, places)
     return a, b, problem
-
-
-def _random_operands(options: argparse.Namespace) -> tuple[Array, Array]:
-    m, k, n = options.shape
-    rng = np.random.default_rng(options.seed)
-    try:
-        return random_operands(rng, m, k, n, options.dtype)
-    except (MemoryError, ValueError) as error:  # numpy says "array is too big" with a ValueError
-        raise ValueError(f"--shape {m} {k} {n}: not enough memory on rank 0 ({error})") from None
 
 
 def _all_ranks(mailbox: Mailbox, facts: list[Any]) -> tuple[list[Any], ...]:
@@ -116,19 +113,19 @@ def _all_ranks(mailbox: Mailbox, facts: list[Any]) -> tuple[list[Any], ...]:
 def _run_all(
     options: argparse.Namespace,
     mailbox: Mailbox,
+    a: Operand,
+    b: Operand,
     problem: Problem,
-    a: Any,
-    b: Any,
     report: Report,
     baselines: list[int],
-) -> Array | None:
-    """Every strategy in turn, into ``report``; the last product (on rank 0)."""
-    c: Array | None = None
+) -> Array:
+    """Every strategy in turn, into ``report``; this rank's shard of the last product."""
+    c_shard: Array | None = None
     with Progress(sys.stderr) if mailbox.rank == 0 else nullcontext() as progress:
         for name in options.strategy:
-            c = None  # the previous product makes room
+            c_shard = None  # the previous product makes room
             memory.reset_peak()
-            c, run_of_kernel = multiply(
+            outcome = multiply(
                 mailbox,
                 kernel_named(name),
                 problem,
@@ -137,10 +134,40 @@ def _run_all(
                 check=options.check,
                 seed=options.seed,
                 say=progress.now if progress else lambda activity: None,
+                whole=False,
             )
-            if run_of_kernel is not None:
-                report.runs.append(replace(run_of_kernel, baseline_memory_bytes=baselines))
-    return c
+            if outcome.run is not None:
+                report.runs.append(replace(outcome.run, baseline_memory_bytes=baselines))
+            c_shard = outcome.c_shard
+            del outcome
+    assert c_shard is not None
+    return c_shard
+
+
+def _publish(
+    options: argparse.Namespace,
+    mailbox: Mailbox,
+    problem: Problem,
+    outputs: Outputs,
+    report: Report,
+    c_shard: Array,
+) -> int:
+    """Product and report to where they go; the exit status on rank 0. FileError, on rank 0, if that fails."""
+    with ExitStack() as stack:
+        commit = nothing
+        if broadcast_facts(mailbox, options.output is not None and report.passed, 0):
+            placement = kernel_named(options.strategy[-1]).c
+            product = delivered(mailbox, outputs.product, c_shard, placement, problem)
+            try:
+                commit = stack.enter_context(product)
+            except FileError:
+                outputs.show(report)
+                raise
+        return outputs.publish(report, commit) if mailbox.rank == 0 else OK
+
+
+def nothing() -> None:
+    """There is no product to commit."""
 
 
 def _end(mailbox: Mailbox, status: int, message: str) -> int:

@@ -2,72 +2,86 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mpi_matmul import memory
-from mpi_matmul.check import Product, check_product
+from mpi_matmul.check import Product, check_product, choose_check
 from mpi_matmul.comm.collectives import barrier, broadcast_facts, gather_facts
 from mpi_matmul.comm.counting import CountingMailbox
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, rank_in_world
-from mpi_matmul.distribute import collect, empty_result, scatter
+from mpi_matmul.distribute import Arrivals, Door, Returns, empty_result, scatter
 from mpi_matmul.kernels import Kernel, kernel_named
 from mpi_matmul.launch import on_mpi
 from mpi_matmul.layout import Array
-from mpi_matmul.operands import Problem, admit
+from mpi_matmul.operands import Problem
 from mpi_matmul.report import Run
-from mpi_matmul.storage import open_matrix
+from mpi_matmul.sources import Operand, Source, open_recipe, pose_sources
 
-Door = Callable[[], tuple[Array, Array, Problem]]
 Say = Callable[[Callable[[], str]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A product: this rank's shard, and on the root what the run was like and the whole c, if wanted."""
+
+    c_shard: Array
+    c: Array | None
+    run: Run | None
 
 
 def multiply(
     mailbox: Mailbox,
     kernel: Kernel,
     problem: Problem,
-    a: Array | None,
-    b: Array | None,
+    a: Operand,
+    b: Operand,
     root: int = 0,
     check: str = "none",
     seed: int = 0,
     say: Say = lambda activity: None,
-) -> tuple[Array | None, Run | None]:
-    """The product c (m, n) and what the run was like, both on ``root`` (None elsewhere).
+    whole: bool = True,
+) -> Outcome:
+    """The product of ``a`` (m, k) and ``b`` (k, n), with ``whole`` (or an exact check) gathered on ``root``.
 
-    ``a`` (m, k) and ``b`` (k, n) are whole on ``root``. Every rank calls this with the same problem.
+    Every rank calls this with the same problem.
     """
     clock, counter = _Clock(kernel.name, say), CountingMailbox(mailbox)
+    check = choose_check(check, kernel, problem)
     barrier(mailbox)  # nobody's clock runs while another still checks the product before
     with clock("distribute"):
-        a_shard = scatter(mailbox, a, problem.a_shape, kernel.a, root)
-        b_shard = scatter(mailbox, b, problem.b_shape, kernel.b, root)
-        c, c_shard = empty_result(problem.c_shape, np.dtype(problem.dtype), kernel.c, mailbox, root)
-        barrier(mailbox)
-    with clock(
-        "multiply", lambda: f"{counter.sent_messages} blocks passed on" if counter.sent_messages else ""
-    ):
-        kernel.multiply(counter, a_shard, b_shard, c_shard)
+        arrivals = Arrivals()
+        b_shard = scatter(mailbox, b, kernel.b, root, arrivals)
+        if kernel.streams:
+            arrivals.finish()
+        a_shard = scatter(mailbox, a, kernel.a, root, arrivals)
+        if not kernel.streams:
+            arrivals.finish()
+            barrier(mailbox)
+        whole = whole or check == "exact"
+        c, c_shard = empty_result(problem.c_shape, np.dtype(problem.dtype), kernel.c, mailbox, root, whole)
+        returns = Returns(mailbox, c, c_shard, kernel.c, root) if whole else None
+    with clock("multiply", lambda: f"{counter.sent_messages} blocks passed on" * (counter.sent_messages > 0)):
+        stream = [Door(arrivals, returns)] if kernel.streams else []
+        kernel.multiply(counter, a_shard, b_shard, c_shard, *stream)
     with clock("collect"):
-        collect(mailbox, c, c_shard, kernel.c, root)
-    peak = memory.peak()
+        arrivals.finish()
+        if returns is not None:
+            returns.finish()
     with clock("check"):
         product = Product(a, b, c, a_shard, b_shard, c_shard)
-        verdict = check_product(
-            mailbox, kernel, problem, product, check, clock.seconds["multiply"], seed, root
-        )
-    mine = [clock.seconds, counter.sent_messages, counter.sent_bytes, peak]
+        verdict = check_product(mailbox, kernel, problem, product, check, seed, root)
+    mine = [clock.seconds, counter.sent_messages, counter.sent_bytes, memory.peak()]
     facts = gather_facts(mailbox, mine, root)
-    if facts is None:
-        return None, None
-    assert verdict is not None
-    return c, Run.of(kernel.name, problem, facts, verdict)
+    if facts is None or verdict is None:
+        return Outcome(c_shard, None, None)
+    return Outcome(c_shard, c, Run.of(kernel.name, problem, facts, verdict))
 
 
 class _Clock:
@@ -116,12 +130,11 @@ def _matmul(mailbox: Mailbox, a: Any, b: Any, strategy: str, root: int) -> Any:
         root = rank_in_world("root", root, mailbox.world_size)
     except (ValueError, TypeError) as error:
         return error
-    admitted = pass_door(mailbox, lambda: admit(_load(a), _load(b)), root)
+    admitted = pass_door(mailbox, lambda: pose_sources(a, b), root)
     if isinstance(admitted, Exception):
         return admitted
-    a, b, problem = admitted
-    c, _ = multiply(mailbox, kernel, problem, a, b, root)
-    return None if c is None else c.reshape(problem.result_shape)[()]
+    c = multiply(mailbox, kernel, admitted[2], *admitted[:2], root).c
+    return None if c is None else c.reshape(admitted[2].result_shape)[()]
 
 
 def _agree(mailbox: Mailbox, **arguments: Any) -> None:
@@ -134,24 +147,30 @@ def _agree(mailbox: Mailbox, **arguments: Any) -> None:
                 raise ValueError(f"{name} is {value} on rank 0 and {others[name]} on rank {rank}")
 
 
-def _load(operand: Any) -> Any:
-    return open_matrix(operand) if isinstance(operand, str | os.PathLike) else operand
-
-
 def pass_door(
-    mailbox: Mailbox, door: Door, root: int
-) -> tuple[Array | None, Array | None, Problem] | ValueError | TypeError:
-    """What ``door()`` gives: operands on ``root``, the problem everywhere; or the same error everywhere."""
-    a = b = None
-    if mailbox.rank != root:
-        facts = broadcast_facts(mailbox, None, root)
-    else:
+    mailbox: Mailbox, door: Callable[[], tuple[Source, Source, Problem]], root: int
+) -> tuple[Operand, Operand, Problem] | ValueError | TypeError:
+    """What ``door()`` gives on ``root``, as every rank knows it; or the same error everywhere."""
+    sources: list[Source | None] = [None, None]
+    facts: Any = None
+    if mailbox.rank == root:
         try:
-            a, b, problem = door()
-            facts = {"problem": vars(problem)}
+            *sources, problem = door()
+            facts = {"problem": vars(problem), "recipes": [source.recipe() for source in sources if source]}
         except (ValueError, TypeError) as error:
             facts = {"error": str(error), "is_type_error": isinstance(error, TypeError)}
-        broadcast_facts(mailbox, facts, root)
+    facts = broadcast_facts(mailbox, facts, root)
     if "error" in facts:
         return TypeError(facts["error"]) if facts["is_type_error"] else ValueError(facts["error"])
-    return a, b, Problem(**{**facts["problem"], "result_shape": tuple(facts["problem"]["result_shape"])})
+    if mailbox.rank != root:
+        sources = [open_recipe(recipe) for recipe in facts["recipes"]]
+    problem = Problem(**{**facts["problem"], "result_shape": tuple(facts["problem"]["result_shape"])})
+    mine = [source is not None for source in sources]
+    readers = broadcast_facts(mailbox, gather_facts(mailbox, mine, root), root)
+    a, b = (
+        Operand(shape, np.dtype(dtype), source, [of_rank[index] for of_rank in readers])
+        for index, (shape, dtype, source) in enumerate(
+            [(problem.a_shape, problem.a_dtype, sources[0]), (problem.b_shape, problem.b_dtype, sources[1])]
+        )
+    )
+    return a, b, problem

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mpi_matmul.comm.protocol import as_sendable
 from mpi_matmul.layout import Array, Shape
 from mpi_matmul.verify import product_dtype
 
@@ -28,6 +28,12 @@ class Problem:
     result_shape: tuple[int, ...]
 
     @property
+    def nbytes(self) -> int:
+        """The size of a, b and c together."""
+        sizes = ((self.a_shape, self.a_dtype), (self.b_shape, self.b_dtype), (self.c_shape, self.dtype))
+        return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in sizes)
+
+    @property
     def a_shape(self) -> Shape:
         return self.m, self.k
 
@@ -40,15 +46,24 @@ class Problem:
         return self.m, self.n
 
 
-def admit(a: Any, b: Any, a_name: str = "a", b_name: str = "b") -> tuple[Array, Array, Problem]:
-    """Both operands as 2-D views, and the problem that they pose, by the rules of numpy.matmul.
+class Described(Protocol):
+    """Something of a shape and a dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+def pose(a: Described, b: Described, a_name: str = "a", b_name: str = "b") -> Problem:
+    """The problem that two operands pose, by the rules of numpy.matmul.
 
     A 1-D a is a row, a 1-D b is a column, and that dimension is dropped from the result. Raises ValueError
     with both shapes when they do not fit or are not 1-D or 2-D, TypeError when the dtypes cannot be
     multiplied.
     """
-    a, b = _numbers(a, a_name), _numbers(b, b_name)
-    if not (1 <= a.ndim <= 2 and 1 <= b.ndim <= 2):
+    if not (1 <= len(a.shape) <= 2 and 1 <= len(b.shape) <= 2):
         raise ValueError(f"{a_name} {a.shape} and {b_name} {b.shape}: expected operands of 1 or 2 dimensions")
     if a.shape[-1] != b.shape[0]:
         raise ValueError(
@@ -64,40 +79,65 @@ def admit(a: Any, b: Any, a_name: str = "a", b_name: str = "b") -> tuple[Array, 
     result_shape = a.shape[:-1] + b.shape[1:]
     if math.prod(result_shape) * dtype.itemsize > sys.maxsize:
         raise ValueError(f"{a_name} {a.shape} and {b_name} {b.shape}: no memory can hold the product")
-    a = a if a.ndim == 2 else a[np.newaxis, :]
-    b = b if b.ndim == 2 else b[:, np.newaxis]
-    problem = Problem(
-        a.shape[0], a.shape[1], b.shape[1], str(a.dtype), str(b.dtype), str(dtype), result_shape
-    )
-    return a, b, problem
+    m = a.shape[0] if len(a.shape) == 2 else 1
+    n = b.shape[1] if len(b.shape) == 2 else 1
+    return Problem(m, a.shape[-1], n, str(a.dtype), str(b.dtype), str(dtype), result_shape)
 
 
-def _numbers(operand: Any, name: str) -> Array:
-    try:
-        return as_sendable(operand)
-    except TypeError:
-        what = "is a masked array" if isinstance(operand, np.ma.MaskedArray) else _dtype_of(operand)
-        raise TypeError(f"{name} {what}, expected numbers or bool") from None
-
-
-def _dtype_of(operand: Any) -> str:
-    return f"has dtype {np.asarray(operand).dtype}"
+def operations(problem: Problem) -> int:
+    """Additions and multiplications of real numbers in the product."""
+    per_term = 8 if np.dtype(problem.dtype).kind == "c" else 2
+    return per_term * problem.m * problem.k * problem.n
 
 
 def random_operands(
-    rng: np.random.Generator, m: int, k: int, n: int, dtype: npt.DTypeLike
-) -> tuple[Array, Array]:
+    seed: int, m: int, k: int, n: int, dtype: npt.DTypeLike
+) -> tuple[RandomMatrix, RandomMatrix]:
     """Random a (m, k) and b (k, n): standard normal; 0 to 9 for integers; bool whose product is half True."""
     half = min(0.5, math.sqrt(math.log(2) / max(k, 1)))
-    return _random_matrix(rng, (m, k), dtype, half), _random_matrix(rng, (k, n), dtype, half)
-
-
-def _random_matrix(rng: np.random.Generator, shape: Shape, dtype: npt.DTypeLike, density: float) -> Array:
     kind = np.dtype(dtype)
-    if kind.kind == "b":
-        return rng.random(shape) < density
-    if kind.kind in "iu":
-        return rng.integers(0, 10, shape).astype(kind)
-    if kind.kind == "c":
-        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(kind)
-    return rng.standard_normal(shape).astype(kind, copy=False)
+    return RandomMatrix((m, k), kind, (seed, 0), half), RandomMatrix((k, n), kind, (seed, 1), half)
+
+
+@dataclass(frozen=True)
+class RandomMatrix:
+    """A matrix of which any part can be made anywhere, the same for every number of ranks.
+
+    It is made in tiles, each by a random generator of its own.
+    """
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    seed: tuple[int, ...]
+    density: float = 0.5  # of True, for bool
+
+    def read(self, rows: slice, columns: slice, out: Array) -> None:
+        """Fill ``out`` with that part."""
+        for i, of_rows, rows_of_tile in _overlaps(rows):
+            for j, of_columns, columns_of_tile in _overlaps(columns):
+                out[of_rows, of_columns] = self._tile(i, j)[rows_of_tile, columns_of_tile]
+
+    def _tile(self, i: int, j: int) -> Array:
+        rng = np.random.default_rng((*self.seed, i, j))
+        shape = min(_TILE, self.shape[0] - i * _TILE), min(_TILE, self.shape[1] - j * _TILE)
+        if self.dtype.kind == "b":
+            return rng.random(shape) < self.density
+        if self.dtype.kind in "iu":
+            return rng.integers(0, 10, shape)
+        if self.dtype.kind == "c":
+            return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+        return rng.standard_normal(shape, np.float32 if self.dtype == np.float32 else np.float64)
+
+
+_TILE = 512
+
+
+def _overlaps(part: slice) -> Iterator[tuple[int, slice, slice]]:
+    """The tiles that ``part`` of an axis meets: number, place within the part, place within the tile."""
+    for index in range(part.start // _TILE, -(-part.stop // _TILE)):
+        start, stop = max(part.start, index * _TILE), min(part.stop, (index + 1) * _TILE)
+        yield (
+            index,
+            slice(start - part.start, stop - part.start),
+            slice(start - index * _TILE, stop - index * _TILE),
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -109,6 +110,7 @@ def _parser() -> _Parser:
     add("--dtype", type=_dtype, metavar="D", help="their numpy dtype (default float64)")
     add("--seed", type=_at_least(0), metavar="S", default=42, help="of random operands and of the probe (42)")
     add("--check", choices=("auto", "exact", "probe", "none"), default="auto", help=_CHECK_HELP)
+    add("--max-memory", type=_size, metavar="SIZE", help="refuse what needs more on any rank (such as 8GB)")
     add("--json", metavar="FILE", help="write the report for programs (- for stdout)")
     add(
         "--simulate",
@@ -134,6 +136,27 @@ def _at_least(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+
+
+def _size(text: str) -> int:
+    """Bytes: a number with a unit such as MB or GiB, or without."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]i?|)b?", text.lower(), re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 8GB or 1.5GiB")
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _dtype(text: str) -> np.dtype[Any]:

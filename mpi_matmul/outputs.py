@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from typing import TextIO
 
 import numpy as np
 
-from mpi_matmul.layout import Array
 from mpi_matmul.operands import Problem
 from mpi_matmul.options import CHECK_FAILED, OK
 from mpi_matmul.report import Report, to_json, to_table
@@ -36,18 +35,26 @@ class Outputs:
             if self._output is not None and os.path.realpath(self._json) == os.path.realpath(self._output):
                 raise FileError(self._json, "is the name of the product and of the report")
 
-    def publish(self, report: Report, c: Array | None) -> int:
+    @property
+    def product(self) -> OutputFile | None:
+        """Where the product goes (known after `check`)."""
+        return self._product
+
+    def publish(self, report: Report, commit_product: Callable[[], None] = lambda: None) -> int:
         """Write and print everything; the exit status. FileError when something cannot be written.
 
-        Then no file is changed: all are written beside their targets, and renamed after the printing.
+        Then no file is changed: all are written beside their targets, and renamed after the printing. The
+        product already is; ``commit_product`` renames it.
         """
-        people = sys.stderr if self._json == "-" else sys.stdout
+        people = self._people
         with ExitStack() as stack:
-            try:
-                commits = [stack.enter_context(staged) for staged in self._staged(report, c)]
-            except FileError:
-                complain(to_table(report), people)
-                raise
+            commits = [commit_product]
+            if self._report is not None:
+                try:
+                    commits.append(stack.enter_context(self._report.staged_text(to_json(report))))
+                except FileError:
+                    self.show(report)
+                    raise
             say(to_table(report), people)
             if self._json == "-":
                 if sys.stdout is None:
@@ -59,13 +66,13 @@ class Outputs:
             complain(self._closing_line(report), people)
         return OK if report.passed else CHECK_FAILED
 
-    def _staged(
-        self, report: Report, c: Array | None
-    ) -> Iterator[AbstractContextManager[Callable[[], None]]]:
-        if self._report is not None:
-            yield self._report.staged_text(to_json(report))
-        if self._product is not None and c is not None and report.passed:
-            yield self._product.staged_array(c)
+    def show(self, report: Report) -> None:
+        """Print what was measured, also when something cannot be written."""
+        complain(to_table(report), self._people)
+
+    @property
+    def _people(self) -> TextIO | None:
+        return sys.stderr if self._json == "-" else sys.stdout
 
     def _closing_line(self, report: Report) -> str:
         if not report.passed:

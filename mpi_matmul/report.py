@@ -7,9 +7,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-
-from mpi_matmul.operands import Problem
+from mpi_matmul.operands import Problem, operations
 from mpi_matmul.verify import Check
 
 PHASES = ("distribute", "multiply", "collect", "check")
@@ -54,12 +52,6 @@ class Report:
     @property
     def passed(self) -> bool:
         return all(run.check.passed for run in self.runs)
-
-
-def operations(problem: Problem) -> int:
-    """Additions and multiplications of real numbers in the product."""
-    per_term = 8 if np.dtype(problem.dtype).kind == "c" else 2
-    return per_term * problem.m * problem.k * problem.n
 
 
 def to_json(report: Report) -> str:
@@ -127,8 +119,8 @@ _TITLES = ("strategy", *PHASES, "GFLOP/s", "sent in product", "peak memory of a 
 
 def _row(run: Run) -> tuple[str, ...]:
     phases = (f"{run.seconds[phase]:.4f} s" for phase in PHASES)
-    memory = f"{_size(min(run.peak_memory_bytes))} to {_size(max(run.peak_memory_bytes))}"
-    return (run.strategy, *phases, f"{run.gflops:.1f}", _size(sum(run.kernel_sent_bytes)), memory)
+    memory = f"{size(min(run.peak_memory_bytes))} to {size(max(run.peak_memory_bytes))}"
+    return (run.strategy, *phases, f"{run.gflops:.1f}", size(sum(run.kernel_sent_bytes)), memory)
 
 
 def _verdict(check: Check) -> str:
@@ -141,7 +133,8 @@ def _verdict(check: Check) -> str:
     return f"correct {how} ({'; '.join(filter(None, [worst, check.detail]))})"
 
 
-def _size(number: float) -> str:
+def size(number: float) -> str:
+    """Bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"

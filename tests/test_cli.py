@@ -399,7 +399,7 @@ def test_simulating_under_mpirun_is_refused():
 # ---- failures ----
 
 FAILING = """
-import os, signal, sys
+import dataclasses, os, signal, sys
 import numpy as np
 import mpi_matmul.kernels as kernels
 from mpi_matmul.cli import main
@@ -412,7 +412,7 @@ def failing(mailbox, a_shard, b_shard, c_shard, original=kernels.KERNELS["fsdp"]
     original(mailbox, a_shard, b_shard, c_shard)
     strike(mailbox)
 
-kernels.KERNELS["fsdp"] = kernels.Kernel("fsdp", kernels.ROWS, kernels.COLUMNS, kernels.ROWS, failing)
+kernels.KERNELS["fsdp"] = dataclasses.replace(kernels.KERNELS["fsdp"], multiply=failing)
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -18,7 +18,7 @@ from mpi_matmul.comm.mailbox import mailbox_of
 from mpi_matmul.kernels import kernel_named
 from mpi_matmul.launch import on_threads
 from mpi_matmul.multiply import multiply, pass_door
-from mpi_matmul.operands import admit
+from mpi_matmul.sources import pose_sources
 
 Program = Callable[[Any, int], Any]
 
@@ -63,12 +63,12 @@ class World:
 
         def program(comm: Any, rank: int) -> Any:
             mailbox = mailbox_of(comm, rank)
-            admitted = pass_door(mailbox, lambda: admit(a, b), 0)
+            admitted = pass_door(mailbox, lambda: pose_sources(a, b), 0)
             if isinstance(admitted, Exception):
                 raise admitted
-            shards_of = admitted[:2]
-            c, run = multiply(mailbox, kernel_named(strategy), admitted[2], *shards_of, check=check)
-            return None if c is None else (c.reshape(admitted[2].result_shape), run)
+            operands, problem = admitted[:2], admitted[2]
+            outcome = multiply(mailbox, kernel_named(strategy), problem, *operands, check=check)
+            return None if outcome.c is None else (outcome.c.reshape(problem.result_shape), outcome.run)
 
         return [outcome for outcome in self.run(program) if outcome is not None]
 

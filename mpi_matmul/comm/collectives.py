@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpi_matmul.comm.mailbox import Mailbox
+from mpi_matmul.comm.protocol import Transfer
 from mpi_matmul.layout import Array
 
 
@@ -20,20 +21,26 @@ def broadcast(mailbox: Mailbox, array: Array | None, root: int) -> Array:
     Source: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH,
     Int. J. High Performance Computing Applications 19(1), 2005, pages 49-66.
     """
-    world_size = mailbox.world_size
-    place = (mailbox.rank - root) % world_size
-    if place:
-        parent = place - (1 << (place.bit_length() - 1))
-        array = mailbox.recv((parent + root) % world_size)
-    assert array is not None
-    step = 1 << place.bit_length()
-    sends = []
-    while place + step < world_size:
-        sends.append(mailbox.start_send((place + step + root) % world_size, array))
-        step *= 2
+    ranks = [(root + step) % mailbox.world_size for step in range(mailbox.world_size)]
+    array, sends = pass_down(mailbox, array if mailbox.rank == root else None, ranks)
     for send in sends:
         send.wait()
     return array
+
+
+def pass_down(mailbox: Mailbox, array: Array | None, ranks: list[int]) -> tuple[Array, list[Transfer]]:
+    """One message down a binomial tree of ``ranks``, whose root is the first: what came, and what goes on.
+
+    On the root ``array`` is the message; elsewhere it is received into it, or into a new array without one.
+    """
+    place = ranks.index(mailbox.rank)
+    if place:
+        parent = ranks[place - (1 << (place.bit_length() - 1))]
+        array = mailbox.start_recv(parent, array).wait()
+    assert array is not None
+    steps = (1 << bit for bit in range(place.bit_length(), len(ranks).bit_length()))
+    children = [ranks[place + step] for step in steps if place + step < len(ranks)]
+    return array, [mailbox.start_send(child, array) for child in children]
 
 
 def gather(mailbox: Mailbox, array: Array, root: int) -> list[Array] | None:

@@ -19,9 +19,11 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Protocol
 
 IN_FLIGHT = 2
+OPEN = 4  # receives from one rank that are let in at a time
 LARGE_BYTES = 64 << 10  # smaller pieces leave at once: libraries send them without asking the receiver
 WATCHED_BYTES = 4 << 20  # what is under way in all, from where the thread looks in
 SHORTEST_NAP, LONGEST_NAP = 2e-4, 2e-3  # seconds
@@ -142,7 +144,7 @@ class Engine:
             queue = self._receives[src]
             queue.append(receive)
             self._under_way += receive.nbytes
-            if len(queue) == 1 or queue[-2].advance():
+            if len(queue) == 1 or (len(queue) <= OPEN and queue[-2].advance()):
                 receive.advance()
             self._watch_if_large()
 
@@ -202,7 +204,7 @@ class Engine:
         for outbox in self._outboxes.values():
             self._under_way -= outbox.advance()
         for queue in self._receives.values():
-            for receive in queue:
+            for receive in islice(queue, OPEN):
                 if not receive.advance():
                     break
             while queue and queue[0].finished():

@@ -64,7 +64,7 @@ if not MPI.Is_initialized():
 T = TypeVar("T")
 
 HEADER_TAG, DATA_TAG = 1, 2
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 4 * 2**20
 _MAX_DIMENSIONS = 64
 _DTYPE_BYTES = 16
 _LAUNCHER = os.getppid()
@@ -99,12 +99,13 @@ class MPICommunicator(Matching):
         """Copy ``data`` and let it travel in the background; returns without waiting for ``dst``."""
         array = as_sendable(data)
         if not is_plain(array):
-            self.start_send(src, dst, array)
+            self.start_send(src, dst, snapshot(array))
             return
         self._check_route(src, dst)
         self._engine.start_send(dst, Outgoing([_header_piece(self._comm, dst, array)]))
         for piece in _pieces(array):  # each leaves while the next is copied
-            self._engine.start_send(dst, Outgoing([_data_piece(self._comm, dst, piece.copy())]))
+            copy = piece.copy()
+            self._engine.start_send(dst, Outgoing([_data_piece(self._comm, dst, copy.nbytes, copy.view)]))
 
     def recv(self, dst: int) -> tuple[int, Array]:
         """The oldest waiting message as ``(src, data)``; waits until there is one."""
@@ -115,10 +116,12 @@ class MPICommunicator(Matching):
         return src, self.start_recv(src, dst).wait()
 
     def start_send(self, src: int, dst: int, data: Array) -> MPISend:
-        """Send without a copy, if the bytes can go as they lie; ``data`` must not change before wait()."""
+        """Send without a copy of the whole: bytes that cannot go as they lie are packed a piece at a time.
+
+        ``data`` must not change before wait().
+        """
         self._check_route(src, dst)
-        array = as_sendable(data)
-        send = MPISend(self._engine, self._comm, dst, data, array if is_plain(array) else snapshot(array))
+        send = MPISend(self._engine, self._comm, dst, data)
         self._engine.start_send(dst, send)
         return send
 
@@ -164,13 +167,14 @@ class MPICommunicator(Matching):
 
 
 class MPISend(Outgoing):
-    """A send that was started: a header, then the pieces of ``plain``, which has the bytes of ``data``."""
+    """A send that was started: a header, then the pieces."""
 
-    def __init__(self, engine: Engine, comm: MPI.Intracomm, dst: int, data: Array, plain: Array) -> None:
+    def __init__(self, engine: Engine, comm: MPI.Intracomm, dst: int, data: Array) -> None:
         self._engine, self._data = engine, data
-        pieces = [_header_piece(comm, dst, plain)]
-        pieces += [_data_piece(comm, dst, piece) for piece in _pieces(plain)]
-        super().__init__(pieces)
+        array = as_sendable(data)
+        if not is_plain(array) and array.ndim != 2:
+            array = snapshot(array)
+        super().__init__([_header_piece(comm, dst, array), *_data_pieces(comm, dst, array)])
 
     def wait(self) -> Array:
         self._engine.wait(self.finished)
@@ -235,8 +239,18 @@ def _header_piece(comm: MPI.Intracomm, dst: int, array: Array) -> Piece:
     return header.nbytes, lambda: comm.Isend(header, dst, HEADER_TAG)
 
 
-def _data_piece(comm: MPI.Intracomm, dst: int, piece: Array) -> Piece:
-    return piece.nbytes, lambda: comm.Isend([piece, MPI.BYTE], dst, DATA_TAG)
+def _data_pieces(comm: MPI.Intracomm, dst: int, array: Array) -> Iterator[Piece]:
+    if is_plain(array):
+        for piece in _pieces(array):
+            yield _data_piece(comm, dst, piece.nbytes, piece.view)
+        return
+    for start in range(0, array.nbytes, PIECE_BYTES):
+        stop = min(start + PIECE_BYTES, array.nbytes)
+        yield _data_piece(comm, dst, stop - start, functools.partial(_packed, array, start, stop))
+
+
+def _data_piece(comm: MPI.Intracomm, dst: int, size: int, data: Callable[[], Array]) -> Piece:
+    return size, lambda: comm.Isend([data(), MPI.BYTE], dst, DATA_TAG)
 
 
 def _pieces(array: Array) -> Iterator[Array]:
@@ -245,6 +259,14 @@ def _pieces(array: Array) -> Iterator[Array]:
         octets = array.reshape(-1).view(np.uint8)
         for start in range(0, octets.size, PIECE_BYTES):
             yield octets[start : start + PIECE_BYTES]
+
+
+def _packed(matrix: Array, start: int, stop: int) -> Array:
+    """The bytes from ``start`` to ``stop`` of what ``matrix`` would be in C order and native byte order."""
+    row_bytes = matrix.shape[1] * matrix.itemsize
+    first, last = start // row_bytes, -(-stop // row_bytes)
+    octets = snapshot(matrix[first:last]).reshape(-1).view(np.uint8)
+    return octets[start - first * row_bytes : stop - first * row_bytes]
 
 
 def _plain_place(out: Array) -> Array:

@@ -24,11 +24,26 @@ from mpi_matmul.comm.collectives import gather
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
 from mpi_matmul.layout import Array
+from mpi_matmul.stream import ALL_HERE, Stream
 
 
-def data_parallel(mailbox: Mailbox, a_shard: Array, b: Array, c_shard: Array) -> None:
-    """Fill ``c_shard`` (m/p, n) with ``a_shard`` (m/p, k) @ ``b`` (k, n)."""
-    np.matmul(a_shard, b, out=c_shard)
+def sent_bytes(m: int, k: int, n: int, itemsize: int, world_size: int, rank: int) -> int:
+    """Nothing."""
+    return 0
+
+
+def extra_bytes(m: int, k: int, n: int, itemsize: int, world_size: int) -> int:
+    """Nothing besides the shards."""
+    return 0
+
+
+def data_parallel(
+    mailbox: Mailbox, a_shard: Array, b: Array, c_shard: Array, stream: Stream = ALL_HERE
+) -> None:
+    """Fill ``c_shard`` (m/p, n) with ``a_shard`` (m/p, k) @ ``b`` (k, n), a panel of rows as it arrives."""
+    for rows in stream.panels(a_shard.shape[0]):
+        np.matmul(a_shard[rows], b, out=c_shard[rows])
+        stream.finished(rows.stop)
 
 
 def compute_fn(comm: PointToPoint, rank: int, a_chunk: Array, b: Array, result: MutableSequence[Any]) -> None:

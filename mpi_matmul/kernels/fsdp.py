@@ -29,7 +29,18 @@ from mpi_matmul.comm.collectives import gather
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
 from mpi_matmul.comm.ring import Places, ring_all_gather
-from mpi_matmul.layout import Array, length
+from mpi_matmul.layout import Array, block_range, length
+
+
+def sent_bytes(m: int, k: int, n: int, itemsize: int, world_size: int, rank: int) -> int:
+    """What ``rank`` passes on: every shard of b but the one that its neighbour ahead began with."""
+    start, stop = block_range(n, world_size, (rank + 1) % world_size)
+    return k * (n - (stop - start)) * itemsize if world_size > 1 else 0
+
+
+def extra_bytes(m: int, k: int, n: int, itemsize: int, world_size: int) -> int:
+    """Memory besides the shards: blocks on their way."""
+    return blocks.Cut(k, n, itemsize, world_size).bytes_in_flight()
 
 
 def fsdp(mailbox: Mailbox, a_shard: Array, b_shard: Array, c_shard: Array) -> None:
@@ -40,16 +51,16 @@ def fsdp(mailbox: Mailbox, a_shard: Array, b_shard: Array, c_shard: Array) -> No
     panel = np.empty(cut.largest(groups), b_shard.dtype)
     own = (b_shard[cut.part(rank, step)] for step in cut.steps)
     places = Places(blocks.WINDOW + 1, b_shard.dtype, cut.shape)
-    stream = ring_all_gather(mailbox, own, len(cut.steps), blocks.WINDOW, places)
+    ring = ring_all_gather(mailbox, own, len(cut.steps), blocks.WINDOW, places)
     for step, owners in product(cut.steps, groups):
         columns = cut.columns(owners, step)
         if len(owners) == 1:
-            b_block = next(stream)
+            b_block = next(ring)
         else:
             place = panel[: length(step.rows), : length(columns)]
-            b_block = side_by_side(islice(stream, len(owners)), place)
+            b_block = side_by_side(islice(ring, len(owners)), place)
         multiply_into(a_shard[:, step.rows], b_block, c_shard[:, columns], add=step.rows.start > 0)
-    next(stream, None)  # ends when the last block has been passed on
+    next(ring, None)  # ends when the last block has been passed on
 
 
 def side_by_side(parts: Iterator[Array], panel: Array) -> Array:
@@ -84,9 +95,9 @@ def multiply_ring(mailbox: Mailbox, a_shard: Array, b_shard: Array) -> list[Any]
     c_blocks: list[Any] = [None] * mailbox.world_size
     dtype = np.result_type(a_shard, b_shard)
     rows = blocks.row_blocks(a_shard.shape[1], blocks.MOST_BLOCKS if can_be_cut(dtype) else 1)
-    stream = ring_all_gather(mailbox, (b_shard[part] for part in rows), len(rows), blocks.WINDOW)
+    ring = ring_all_gather(mailbox, (b_shard[part] for part in rows), len(rows), blocks.WINDOW)
     for b_block, (part, owner) in zip(
-        stream, product(rows, blocks.ring_order(mailbox.world_size, mailbox.rank)), strict=True
+        ring, product(rows, blocks.ring_order(mailbox.world_size, mailbox.rank)), strict=True
     ):
         c_blocks[owner] = multiply_into(a_shard[:, part], b_block, c_blocks[owner], add=part.start > 0)
     return c_blocks
