@@ -44,7 +44,7 @@ Index = slice | NDArray[np.integer[Any]]
 PROBE_TRIALS = 20
 """Random vectors of a probe: a wrong row slips through with probability 2**-20 at most."""
 
-PANEL_BYTES = 32 << 20
+PANEL_BYTES = 8 << 20
 """Size of the largest temporary array: whole matrices are worked off in panels of rows."""
 
 # The factors of the formulas, measured: correct products pass, whatever the order of summation, on data that

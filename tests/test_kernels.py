@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
+from mpi_matmul import blocks
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.layout import block_range
 
@@ -131,10 +132,12 @@ def test_float32_with_a_long_k_is_accepted(world, strategy, check):
 
 
 def test_traffic_inside_the_product(world, strategy):
-    """dp sends nothing; fsdp sends every shard of b to everyone else, once round the ring."""
+    """As the table says: nothing for dp; for fsdp every shard of b to everyone else, once round."""
     m, k, n, p = 10, 7, 9, world.num_devices
     widths = [stop - start for start, stop in (block_range(n, p, rank) for rank in range(p))]
     for _, run in world.product(strategy, counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")):
+        predicted = [KERNELS[strategy].sent_bytes(m, k, n, 4, p, rank) for rank in range(p)]
+        assert run.kernel_sent_bytes == predicted
         if strategy == "dp":
             assert run.kernel_sent_bytes == run.kernel_sent_messages == [0] * p
             continue
@@ -142,3 +145,71 @@ def test_traffic_inside_the_product(world, strategy):
         assert run.kernel_sent_messages == [p - 1] * p
         # A rank passes on all shards but the one that its neighbour ahead began with.
         assert run.kernel_sent_bytes == [k * (n - widths[(rank + 1) % p]) * 4 for rank in range(p)]
+
+
+# ---- blocks and windows of every size ----
+
+FORCED = {
+    "a row a block, one on its way": {"BLOCK_BYTES": 1, "LEAST_ROWS": 1, "GOOD_COLUMNS": 1, "WINDOW": 1},
+    "a number a block": {"BLOCK_BYTES": 1, "LEAST_ROWS": 1, "LEAST_COLUMNS": 1, "GOOD_COLUMNS": 1},
+    "odd blocks, two on their way": {"BLOCK_BYTES": 200, "LEAST_ROWS": 3, "GOOD_COLUMNS": 5, "WINDOW": 2},
+    "tiles of columns": {"BLOCK_BYTES": 24, "LEAST_ROWS": 2, "WINDOW": 5},
+    "everything side by side": {"LEAST_ROWS": 5, "LEAST_COLUMNS": 1000, "BLOCK_BYTES": 300},
+    "two owners side by side": {"LEAST_ROWS": 4, "LEAST_COLUMNS": 9, "GOOD_COLUMNS": 9, "BLOCK_BYTES": 150},
+}
+
+
+def force(monkeypatch, settings):
+    for name, value in settings.items():
+        assert hasattr(blocks, name)
+        monkeypatch.setattr(blocks, name, value)
+
+
+@pytest.mark.parametrize("forced", FORCED)
+@pytest.mark.parametrize("shape", [(7, 23, 19), (20, 12, 3), (3, 31, 40), (5, 0, 4), (9, 11, 0)])
+def test_blocks_and_windows_of_any_size(world, strategy, monkeypatch, forced, shape):
+    force(monkeypatch, FORCED[forced])
+    m, k, n = shape
+    for dtype in ("f8", "i4"):
+        check_product(world, strategy, counting_up(m, k, dtype=dtype), counting_up(k, n, dtype=dtype))
+    for _, run in world.product(strategy, counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")):
+        expected = 0 if strategy == "dp" else (world.num_devices - 1) * k * n * 4
+        assert sum(run.kernel_sent_bytes) == expected
+
+
+@pytest.mark.parametrize("forced", ["a row a block, one on its way", "two owners side by side"])
+@pytest.mark.parametrize("case", OPERANDS)
+def test_dtypes_and_layouts_in_small_blocks(world, strategy, monkeypatch, forced, case):
+    force(monkeypatch, FORCED[forced])
+    a, b = OPERANDS[case]
+    for c, _ in world.product(strategy, a, b):
+        assert_same(c, np.matmul(a, b))
+
+
+def test_float16_is_never_added_up_in_parts(world, strategy, monkeypatch):
+    """numpy adds it up in float32: 600 times 200 and then back is 0, but 120000 is no float16."""
+    force(monkeypatch, FORCED["a row a block, one on its way"])
+    a = np.repeat(np.array([[200, -200]], np.float16), 600, axis=1)
+    for c, _ in world.product(strategy, np.repeat(a, 5, axis=0), np.ones((1200, 7), np.float16)):
+        assert (c == 0).all()
+
+
+def test_several_blocks_of_the_real_size(world, strategy):
+    """As it comes: more than one block of k, more than one message a neighbour."""
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-9, 9, (40, 1100)), rng.integers(-9, 9, (1100, 1200))
+    for dtype in ("f8", "c16", "i8"):
+        for c, run in world.product(strategy, a.astype(dtype), b.astype(dtype)):
+            assert_same(c, a.astype(dtype) @ b.astype(dtype))
+            if strategy == "fsdp" and world.num_devices > 1:
+                assert min(run.kernel_sent_messages) > world.num_devices - 1
+
+
+def test_the_operands_of_the_root_are_sent_as_they_lie(world, strategy):
+    """Fortran order, parts, other byte order, and rows enough for several panels."""
+    rng = np.random.default_rng(4)
+    a = rng.integers(-9, 9, (3000, 700)).astype(">f8")
+    for lie in (np.asfortranarray, lambda x: x[::-1, ::-1], lambda x: x):
+        if world.num_devices <= 4:
+            b = lie(rng.integers(-9, 9, (700, 50)).astype("f8"))
+            check_product(world, strategy, lie(a), b)

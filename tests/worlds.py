@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpi_matmul.comm import engine
 from mpi_matmul.comm.mailbox import mailbox_of
 from mpi_matmul.kernels import kernel_named
 from mpi_matmul.launch import on_threads
@@ -102,12 +103,25 @@ def mpi(comm: Any) -> World:
     params=[
         *(pytest.param((threads, number), id=f"threads-{number}") for number in (1, 2, 3, 4, 8)),
         *(pytest.param((bare, number), id=f"bare-{number}") for number in (3, 5)),
-        pytest.param(None, id="mpi", marks=pytest.mark.mpi),
+        pytest.param("mpi", id="mpi", marks=pytest.mark.mpi),
+        pytest.param("mpi in small pieces", id="mpi-in-small-pieces", marks=pytest.mark.mpi),
     ]
 )
 def world(request: pytest.FixtureRequest) -> World:
     """Each world in turn."""
-    if request.param is None:
+    if isinstance(request.param, str):
+        if request.param == "mpi in small pieces":
+            cut_small(request.getfixturevalue("monkeypatch"))
         return mpi(request.getfixturevalue("mpi_comm"))
     make, number = request.param
     return make(number)
+
+
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only happens with large messages happens with small ones: pieces, queues, and the thread."""
+    import mpi_matmul.comm.mpi
+
+    monkeypatch.setattr(mpi_matmul.comm.mpi, "PIECE_BYTES", 65537)
+    for name, value in {"LARGE_BYTES": 1, "IN_FLIGHT": 1, "OPEN": 1, "WATCHED_BYTES": 1}.items():
+        assert hasattr(engine, name)
+        monkeypatch.setattr(engine, name, value)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpi_matmul.kernels import data_parallel, fsdp
+import mpi_matmul.kernels.data_parallel as data_parallel
+import mpi_matmul.kernels.fsdp as fsdp
 from mpi_matmul.layout import COLUMNS, REPLICATED, ROWS, Placement
 
 

@@ -1,0 +1,223 @@
+"""python -m mpi_matmul.bench: check products, then time them (see `measure`), and say each as it is done."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TextIO
+
+import numpy as np
+
+from mpi_matmul import plot
+from mpi_matmul.cli import _end, _say_once
+from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
+from mpi_matmul.comm.protocol import PointToPoint
+from mpi_matmul.kernels import KERNELS
+from mpi_matmul.launch import LaunchError, launched_processes, launched_rank, on_mpi, start_mpi
+from mpi_matmul.measure import Case, Row, Stopped, World, measure, stop_if
+from mpi_matmul.operands import pose, random_operands
+from mpi_matmul.options import BAD_INPUT, INTERRUPTED, OK, Said, _at_least, _dtype, _Parser, _wrong
+from mpi_matmul.outputs import complain, say
+from mpi_matmul.storage import FileError, OutputFile
+
+SEED = 42
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program of this process; the exit status. Rank 0 speaks for all."""
+    try:
+        options = parse(argv)
+        if options.reports:
+            return _draw_reports(options)
+        library = start_mpi().library_version()
+        return on_mpi(lambda comm, rank: run(options, comm, rank, library))
+    except Said as said:
+        return _say_once(said)
+    except LaunchError as error:
+        if launched_rank() == 0:
+            complain(f"mpi_matmul: {error}", sys.stderr)
+        return BAD_INPUT
+    except MemoryError as error:
+        complain(f"mpi_matmul: not enough memory: {error}", sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        complain("mpi_matmul: interrupted", sys.stderr)
+        return INTERRUPTED
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options, complete: what was not given has its default. Raises Said."""
+    options = _parser().parse_intermixed_args(argv)
+    defaults = {
+        "shape": [[1024] * 3, [4096] * 3],
+        "dtype": [np.dtype("float64")],
+        "strategy": list(KERNELS),
+        "repeat": 5,
+    }
+    for name in [*defaults, "json"]:
+        if options.reports and getattr(options, name) is not None:
+            raise _wrong(f"--{name} is for measuring, but reports to be drawn are given")
+    if options.reports and options.plot is None:
+        raise _wrong("reports are given, but no --plot FILE.png to draw them in")
+    if options.reports and launched_processes() > 1:
+        raise _wrong("reports are drawn by one process: start it without mpirun")
+    for name, default in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    try:
+        options.cases = list(_cases(options))
+    except ValueError as error:
+        raise _wrong(str(error)) from None
+    return options
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="mpirun -n P python -m mpi_matmul.bench",
+        description="Check products of random matrices sharded over MPI ranks, then time them and their\n"
+        "limit: the same products by the same ranks without messages.",
+        usage="mpirun -n P python -m mpi_matmul.bench [options]\n"
+        "       python -m mpi_matmul.bench --plot FILE.png REPORT.json [REPORT.json ...]",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    size, names = _at_least(1), tuple(KERNELS)
+    add = parser.add_argument
+    add("reports", nargs="*", metavar="REPORT.json", help="measure nothing, draw these (with --plot)")
+    add(
+        "--shape",
+        nargs=3,
+        type=size,
+        action="append",
+        metavar=("M", "K", "N"),
+        help="may be given several times (default 1024 each, and 4096 each)",
+    )
+    add("--dtype", nargs="+", type=_dtype, metavar="D", help="numpy dtypes (default float64)")
+    add("--strategy", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)} (default: all)")
+    add("--repeat", type=size, metavar="R", help="how often each is timed (default 5)")
+    add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
+    add("--plot", metavar="FILE.png", help="draw time as product and as transfer (needs matplotlib)")
+    return parser
+
+
+_EPILOG = """\
+columns: of limit: the time of the same products without messages, by the time taken; hidden: how much of
+the shorter of products and transfers goes on behind the other; numpy: the time of the products without
+messages, by that of numpy's product on rank 0 with all cores; sent: of all ranks, in the product; peak,
+formula, baseline: memory of the rank that took most, foretold, and of that what it had before.
+
+Exit status: 0 measured; 1 a product is wrong, or the bytes sent are not those of the formula; 2 bad usage."""
+
+
+def _draw_reports(options: argparse.Namespace) -> int:
+    try:
+        plot.check(options.plot)
+        plot.draw([case for name in options.reports for case in plot.read_cases(name)], options.plot)
+    except (ValueError, ImportError) as error:
+        complain(f"mpi_matmul: {error}", sys.stderr)
+        return BAD_INPUT
+    return OK
+
+
+def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library: str) -> int:
+    """The program of one rank; the same exit status on every rank."""
+    mailbox = mailbox_of(comm, rank)
+    people = sys.stderr if options.json == "-" else sys.stdout
+    rows: list[Row] = []
+    report: list[OutputFile] = []
+    try:
+        _on_root(mailbox, lambda: report.extend(_door(options)))
+        world = World(mailbox, mpi_library)
+        _on_root(mailbox, lambda: world.refuse(options.cases))
+        _on_root(mailbox, lambda: say("\n".join([world.title(), _line(TITLES)]), people))
+        for case in options.cases:
+            new = measure(world, case, options.repeat)
+            _on_root(mailbox, partial(_say_rows, new, people))
+            rows += new
+        _on_root(mailbox, lambda: _publish(options, rows, report))
+    except Stopped as stopped:
+        return _end(mailbox, stopped.status, stopped.text)
+    return _end(mailbox, OK, "")
+
+
+def _say_rows(rows: list[Row], stream: TextIO | None) -> None:
+    for row in rows:
+        say(_line(_cells(row)), stream)
+
+
+def _door(options: argparse.Namespace) -> list[OutputFile]:
+    """The file for the cases, if one is wanted; ValueError or ImportError for what could not be written."""
+    if options.plot is not None:
+        plot.check(options.plot)
+    return [] if options.json in (None, "-") else [OutputFile(options.json)]
+
+
+def _publish(options: argparse.Namespace, rows: list[Row], report: list[OutputFile]) -> None:
+    text = json.dumps({"cases": rows}, indent=2, allow_nan=False)
+    if options.plot is not None:
+        plot.draw(rows, options.plot)
+    if options.json == "-":
+        if sys.stdout is None:
+            raise FileError("standard output", "is closed")
+        say(text, sys.stdout)
+    for file in report:
+        file.write_text(text + "\n")
+
+
+def _on_root(mailbox: Mailbox, work: Callable[[], None]) -> None:
+    """Do it on rank 0. Stopped, everywhere, if it cannot be done."""
+    complaint = ""
+    if mailbox.rank == 0:
+        try:
+            work()
+        except (ValueError, ImportError) as error:
+            complaint = str(error)
+    stop_if(mailbox, complaint, BAD_INPUT)
+
+
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
+    for m, k, n in options.shape:
+        for dtype in options.dtype:
+            a, b = random_operands(SEED, m, k, n, dtype.newbyteorder("="))
+            problem = pose(a, b)
+            for name in options.strategy:
+                yield Case(KERNELS[name], problem, a, b)
+
+
+TITLES = (
+    *("strategy", "m x k x n", "dtype", "ranks", "min s", "median s", "GFLOP/s", "of limit", "hidden"),
+    *("numpy", "sent MB", "formula", "peak MB", "formula", "baseline"),
+)
+_WIDTHS = (8, 17, 10, 5, 9, 9, 8, 8, 6, 5, 9, 9, 8, 8, 8)
+
+
+def _line(cells: Sequence[str]) -> str:
+    """Of fixed widths: a row is printed before the next is known."""
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    worst = max(range(row["ranks"]), key=lambda rank: row["peak_memory_bytes"][rank])
+    sizes = [row["sent_bytes"], row["predicted_sent_bytes"]]
+    sizes += [row[f"{name}_memory_bytes"][worst] for name in ("peak", "predicted", "baseline")]
+    numpys = row["numpy_seconds"] and row["compute_only_seconds"] / row["numpy_seconds"]
+    return (
+        row["strategy"],
+        "x".join(map(str, row["shape"])),
+        row["dtype"],
+        str(row["ranks"]),
+        f"{row['seconds_min']:.5f}",
+        f"{row['seconds_median']:.5f}",
+        f"{row['gflops']:.1f}",
+        f"{row['of_limit']:.3f}",
+        *("-" if share is None else f"{share:.2f}" for share in (row["hidden"], numpys)),
+        *(f"{size / 1e6:.1f}" for size in sizes),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
