@@ -2,8 +2,8 @@
 
 A block is ``rows`` of k by the columns (or a tile of the columns) of one rank's shard.
 
-* Blocks that are multiplied together are about BLOCK_BYTES: small enough that the first comes soon and that
-  few megabytes are on the way, large enough that a message costs little beside its product.
+* A block is about BLOCK_BYTES, and what is multiplied at once PANEL_BYTES: small enough that the first comes
+  soon and that few megabytes are on the way, large enough that a message costs little beside its product.
 * But about LEAST_ROWS rows at least: with each block all of c is read and written once more, and BLAS is
   slower with fewer rows. So that the two go together, a shard whose rows are long is first cut into tiles.
 * What does not fill a block stays whole: a small product is one block a rank, as if nothing had been cut.
@@ -31,6 +31,10 @@ from dataclasses import dataclass
 from mpi_matmul.layout import Shape, block_range, length
 
 BLOCK_BYTES = 4 << 20
+PANEL_BYTES = 8 << 20
+BLOCKS = (
+    8  # so many at least, if that leaves them half of BLOCK_BYTES: after the last one comes only its product
+)
 LEAST_ROWS = 256
 LEAST_COLUMNS = 256
 GOOD_COLUMNS = 2048  # from here on BLAS gains nothing by more
@@ -55,14 +59,16 @@ class Cut:
         least_rows = min(k, LEAST_ROWS) if split_k else k
         least_bytes = widest * least_rows * itemsize
         self.tiles = 1 if least_bytes <= 2 * BLOCK_BYTES else min(widest, -(-least_bytes // BLOCK_BYTES))
-        columns = -(-widest // self.tiles) if self.tiles > 1 else max(widest, min(n, GOOD_COLUMNS))
-        number = -(-k * columns * itemsize // BLOCK_BYTES)
+        block_row = -(-widest // self.tiles) * itemsize
+        panel_row = min(n, GOOD_COLUMNS) * itemsize if self.tiles == 1 else 0
+        number = max(-(-k * block_row // BLOCK_BYTES), -(-k * panel_row // PANEL_BYTES))
+        number = max(number, min(BLOCKS, 2 * k * block_row // BLOCK_BYTES))
         rows = row_blocks(k, number if split_k else 1)
         self.steps = [Step(part, tile) for tile in range(self.tiles) for part in rows]
 
     def columns(self, owners: list[int], step: Step) -> slice:
         """The columns of c (and of the whole b) to which the blocks of these neighbours belong."""
-        parts = [self._columns_of(owner, step.tile) for owner in (owners[-1], owners[0])]
+        parts = [self._columns_of(owner, step.tile) for owner in (min(owners), max(owners))]
         return slice(parts[0].start, parts[1].stop)
 
     def part(self, owner: int, step: Step) -> tuple[slice, slice]:
@@ -75,7 +81,12 @@ class Cut:
         step = self.steps[number]
         return length(step.rows), length(self._columns_of(owner, step.tile))
 
-    def largest(self, groups: list[list[int]]) -> Shape:
+    @property
+    def largest_block(self) -> int:
+        """The most items of a block that is received; none, if nothing is."""
+        return math.prod(self.shape(0, 0)) if self.world_size > 1 else 0
+
+    def largest_panel(self, groups: list[list[int]]) -> Shape:
         """The shape in which the blocks of every group of more than one have room."""
         widths = [length(self.columns(owners, self.steps[0])) for owners in groups if len(owners) > 1]
         return length(self.steps[0].rows), max(widths, default=0)
@@ -108,6 +119,8 @@ def together(m: int, cut: Cut, rank: int) -> list[list[int]]:
     wanted = GOOD_COLUMNS if cut.n < m else min(cut.n, LEAST_COLUMNS)
     width = max(1, cut.n // cut.world_size)
     size = -(-wanted // width) if cut.tiles == 1 else 1
+    if size >= cut.world_size:
+        return [ring_order(cut.world_size, rank)]
     groups: list[list[int]] = []
     for owner in ring_order(cut.world_size, rank):
         if not groups or len(groups[-1]) == size or owner == cut.world_size - 1:

@@ -122,6 +122,12 @@ def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     import mpi_matmul.comm.mpi
 
     monkeypatch.setattr(mpi_matmul.comm.mpi, "PIECE_BYTES", 65537)
-    for name, value in {"LARGE_BYTES": 1, "IN_FLIGHT": 1, "OPEN": 1, "WATCHED_BYTES": 1}.items():
+    for name, value in {
+        "LARGE_BYTES": 1,
+        "IN_FLIGHT": 1,
+        "OPEN": 1,
+        "WATCHED_BYTES": 1,
+        "LONG_NAP": 1e-3,
+    }.items():
         assert hasattr(engine, name)
         monkeypatch.setattr(engine, name, value)

@@ -1,8 +1,12 @@
 """What keeps the transfers of one rank going, also while the rank multiplies.
 
 Most MPI libraries move data only while somebody is inside a call of theirs. So a thread looks in now and then
-while large transfers are under way: BLAS releases the GIL, and the thread sleeps in between, so no core is
-kept busy. It also starts what could not start yet, in order:
+while large transfers are under way: BLAS releases the GIL, and the thread sleeps in between. Each look takes
+time from the product (the two share a core), so there are few, LONG_NAP apart, more while they bring
+something, and many, SHORT_NAP apart, once the rank has waited for more than a WAITING_SHARE of its time: then
+the network is slow, and needs somebody who is there.
+
+The thread also starts what could not start yet, in order:
 
 * To one rank at most IN_FLIGHT large pieces are on their way: sent all at once they would share the network,
   and all arrive together at the end, when the receiver has nothing left to do meanwhile.
@@ -26,7 +30,8 @@ IN_FLIGHT = 2
 OPEN = 4  # receives from one rank that are let in at a time
 LARGE_BYTES = 64 << 10  # smaller pieces leave at once: libraries send them without asking the receiver
 WATCHED_BYTES = 4 << 20  # what is under way in all, from where the thread looks in
-SHORTEST_NAP, LONGEST_NAP = 2e-4, 2e-3  # seconds
+SHORT_NAP, LONG_NAP = 1e-3, 2e-2  # seconds
+WAITING_SHARE = 0.15
 
 
 class Request(Protocol):
@@ -41,8 +46,8 @@ class Incoming(Protocol):
 
     nbytes: int
 
-    def advance(self) -> bool:
-        """Go on; whether its place is known, so that the next array may be let in."""
+    def let_in(self) -> bool:
+        """Receive the data if its place is known; whether it is, so that the next may be let in."""
         ...
 
     def finished(self) -> bool: ...
@@ -129,6 +134,7 @@ class Engine:
         self._in_background = in_background
         self._watch = threading.Event()
         self._thread: threading.Thread | None = None
+        self._since, self._waited, self._network_is_slow = 0.0, 0.0, False  # of what is under way now
         self._ended = False
         self._failure: BaseException | None = None
 
@@ -144,8 +150,8 @@ class Engine:
             queue = self._receives[src]
             queue.append(receive)
             self._under_way += receive.nbytes
-            if len(queue) == 1 or (len(queue) <= OPEN and queue[-2].advance()):
-                receive.advance()
+            if len(queue) == 1 or (len(queue) <= OPEN and queue[-2].let_in()):
+                receive.let_in()
             self._watch_if_large()
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -158,9 +164,14 @@ class Engine:
         while not self._advance_and(done):
             waited = time.perf_counter() - start
             if waited > 1e-3:
+                self._network_is_slow |= self._is_long(waited)
                 time.sleep(min(waited / 20, 2e-4))
             elif waited > 5e-5:
                 os.sched_yield()
+        self._waited += time.perf_counter() - start
+
+    def _is_long(self, waited: float) -> bool:
+        return self._waited + waited > WAITING_SHARE * (time.perf_counter() - self._since)
 
     def finish(self) -> None:
         """Wait until every send is finished, and end the thread."""
@@ -173,13 +184,14 @@ class Engine:
     def _watch_if_large(self) -> None:
         if self._under_way < WATCHED_BYTES or not self._in_background or self._watch.is_set():
             return
+        self._since, self._waited, self._network_is_slow = time.perf_counter(), 0.0, False
         if self._thread is None:
             self._thread = threading.Thread(target=self._background, name="transfers", daemon=True)
             self._thread.start()
         self._watch.set()
 
     def _background(self) -> None:
-        nap = SHORTEST_NAP
+        nap = SHORT_NAP
         while self._watch.wait() and not self._ended:
             time.sleep(nap)
             with self._lock:
@@ -189,7 +201,8 @@ class Engine:
                 except BaseException as error:
                     self._failure = error  # for the thread that waits
                     self._under_way = 0
-                nap = SHORTEST_NAP if self._under_way < before else min(1.5 * nap, LONGEST_NAP)
+                brought = self._under_way < before or self._network_is_slow
+                nap = SHORT_NAP if brought else min(4 * nap, LONG_NAP)
                 if not self._under_way and not self._ended:
                     self._watch.clear()
 
@@ -205,7 +218,7 @@ class Engine:
             self._under_way -= outbox.advance()
         for queue in self._receives.values():
             for receive in islice(queue, OPEN):
-                if not receive.advance():
+                if not receive.let_in():
                     break
             while queue and queue[0].finished():
                 self._under_way -= queue.popleft().nbytes

@@ -12,7 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 
-from mpi_matmul.comm.protocol import Matching, PointToPoint, Transfer, check_expected, rank_in_world
+from mpi_matmul.comm.protocol import Matching, PointToPoint, Transfer, misfit, rank_in_world
 from mpi_matmul.layout import Array
 
 
@@ -109,7 +109,9 @@ class _Awaited:
         assert self.message is not None
         if self._out is None:
             return self.message
-        check_expected(self._out, self.message.shape, self.message.dtype, self.src)
+        error = misfit(self._out, self.message.shape, self.message.dtype, self.src)
+        if error is not None:
+            raise error
         self._out[...] = self.message
         return self._out
 

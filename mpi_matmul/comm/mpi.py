@@ -30,8 +30,8 @@ from mpi_matmul.comm.engine import Engine, Outgoing, Piece
 from mpi_matmul.comm.protocol import (
     Matching,
     as_sendable,
-    check_expected,
     is_plain,
+    misfit,
     rank_in_world,
     snapshot,
 )
@@ -193,19 +193,28 @@ class MPIReceive:
         self._misfit: RuntimeError | None = None
         self.nbytes = self._header.nbytes if out is None else out.nbytes
 
-    def advance(self) -> bool:
-        """Let the data in, if its size is known by now (only after all earlier arrays from ``src``)."""
-        if self._target is None and self._out is not None:
-            self._receive_into(_plain_place(self._out))
-        if self._header_request is not None and self._header_request.Test():
-            self._header_request = None
-            self._open(*_decode(self._header))
-        if self._header_request is None and self._misfit is None:
-            self._requests = [request for request in self._requests if not request.Test()]
+    def let_in(self) -> bool:
+        """Receive the data, if its size is known by now (only after all earlier arrays from ``src``)."""
+        if self._target is None:
+            if self._out is not None:
+                self._receive_into(_plain_place(self._out))
+            elif self._header_has_come():
+                self._receive_into(np.empty(*_decode(self._header)))
         return self._target is not None
 
     def finished(self) -> bool:
-        return self._header_request is None and (not self._requests or self._misfit is not None)
+        if self._target is None or not self._header_has_come():
+            return False
+        if self._misfit is None:
+            self._requests = [request for request in self._requests if not request.Test()]
+        return not self._requests or self._misfit is not None
+
+    def _header_has_come(self) -> bool:
+        if self._header_request is not None and self._header_request.Test():
+            self._header_request = None
+            if self._target is not None:
+                self._misfit = misfit(self._target, *_decode(self._header), self.src)
+        return self._header_request is None
 
     def wait(self) -> Array:
         self._engine.wait(self.finished)
@@ -216,16 +225,6 @@ class MPIReceive:
             return self._target
         self._out[...] = self._target
         return self._out
-
-    def _open(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """The header has come."""
-        if self._target is None:
-            self._receive_into(np.empty(shape, dtype))
-            return
-        try:
-            check_expected(self._target, shape, dtype, self.src)
-        except RuntimeError as misfit:
-            self._misfit = misfit
 
     def _receive_into(self, target: Array) -> None:
         self._target = target

@@ -103,10 +103,11 @@ def snapshot(array: Array) -> Array:
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
 
 
-def check_expected(out: Array, came: tuple[int, ...], dtype: np.dtype[Any], src: int) -> None:
-    """RuntimeError when a message does not fit the array that waits for it."""
-    if out.shape != came or out.dtype.newbyteorder("=") != dtype.newbyteorder("="):
-        raise RuntimeError(
-            f"a message from rank {src} is {came} {dtype}, expected {out.shape} {out.dtype}: "
-            "sender and receiver disagree about the layout"
-        )
+def misfit(out: Array, came: tuple[int, ...], dtype: np.dtype[Any], src: int) -> RuntimeError | None:
+    """What to raise when a message does not fit the array that waits for it."""
+    if out.shape == came and out.dtype.newbyteorder("=") == dtype.newbyteorder("="):
+        return None
+    return RuntimeError(
+        f"a message from rank {src} is {came} {dtype}, expected {out.shape} {out.dtype}: "
+        "sender and receiver disagree about the layout"
+    )

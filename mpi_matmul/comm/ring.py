@@ -36,7 +36,7 @@ def ring_all_gather(
     ahead, behind = (mailbox.rank + 1) % mailbox.world_size, (mailbox.rank - 1) % mailbox.world_size
     hops = mailbox.world_size - 1
     coming = ((i, (behind - hop) % mailbox.world_size) for i in range(number) for hop in range(hops))
-    arriving = deque(mailbox.start_recv(behind, place(*block)) for block in islice(coming, window))
+    arriving: deque[Transfer] = deque()
     leaving: deque[Transfer] = deque()
 
     def pass_on(block: Array) -> Transfer:
@@ -45,33 +45,47 @@ def ring_all_gather(
         leaving.append(mailbox.start_send(ahead, block))
         return leaving[-1]
 
+    def expect(number: int) -> None:
+        arriving.extend(mailbox.start_recv(behind, place(*block)) for block in islice(coming, number))
+
+    blocks, sent = iter(own), deque[Array]()
+
+    def send_own(number: int) -> None:
+        for block in islice(blocks, number):
+            if hops:
+                pass_on(block)
+            sent.append(block)
+
+    send_own(1 + window if hops == 1 else 1)  # with two ranks nothing else goes the same way
+    expect(window)
     passed_on: Transfer | None = None
-    for own_block in own:
-        if hops:
-            pass_on(own_block)
-        yield own_block
+    while sent:
+        yield sent.popleft()
         for hop in range(hops):
             block, before = arriving.popleft().wait(), passed_on
             passed_on = pass_on(block) if hop < hops - 1 else None
             if before is not None:  # only now the block before is done with, and its place is free
                 before.wait()
-            arriving.extend(mailbox.start_recv(behind, place(*following)) for following in islice(coming, 1))
+            # Sends first: to start a receive may take as long as it takes to copy the block.
+            send_own(hop == hops - 1)
+            expect(1)
             yield block
+        send_own(not hops)
     for transfer in leaving:
         transfer.wait()
 
 
 class Places:
-    """The memory of ``number`` blocks, used in turn."""
+    """The memory of ``number`` blocks, of at most ``size`` items each, used in turn."""
 
-    def __init__(self, number: int, dtype: np.dtype[Any], shape: Callable[[int, int], Shape]) -> None:
+    def __init__(
+        self, number: int, size: int, dtype: np.dtype[Any], shape: Callable[[int, int], Shape]
+    ) -> None:
         """``shape(i, owner)`` is the shape of the i-th block of ``owner``."""
-        self._memory = deque(np.empty(0, dtype) for _ in range(number))
+        self._memory = deque(np.empty((number, size), dtype))
         self._shape = shape
 
     def __call__(self, i: int, owner: int) -> Array:
         shape = self._shape(i, owner)
-        if self._memory[0].size < math.prod(shape):
-            self._memory[0] = np.empty(math.prod(shape), self._memory[0].dtype)
         self._memory.rotate(-1)
         return self._memory[-1][: math.prod(shape)].reshape(shape)

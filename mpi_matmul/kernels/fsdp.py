@@ -18,7 +18,7 @@ al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, PVLDB 16(
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -48,28 +48,29 @@ def fsdp(mailbox: Mailbox, a_shard: Array, b_shard: Array, c_shard: Array) -> No
     (rows_of_a, k), n, world_size, rank = a_shard.shape, c_shard.shape[1], mailbox.world_size, mailbox.rank
     cut = blocks.Cut(k, n, b_shard.itemsize, world_size, can_be_cut(c_shard.dtype))
     groups = blocks.together(rows_of_a * world_size, cut, rank)
-    panel = np.empty(cut.largest(groups), b_shard.dtype)
+    panel = np.empty(cut.largest_panel(groups), b_shard.dtype)
     own = (b_shard[cut.part(rank, step)] for step in cut.steps)
-    places = Places(blocks.WINDOW + 1, b_shard.dtype, cut.shape)
+    places = Places(blocks.WINDOW + 1, cut.largest_block, b_shard.dtype, cut.shape)
     ring = ring_all_gather(mailbox, own, len(cut.steps), blocks.WINDOW, places)
     for step, owners in product(cut.steps, groups):
         columns = cut.columns(owners, step)
         if len(owners) == 1:
             b_block = next(ring)
         else:
-            place = panel[: length(step.rows), : length(columns)]
-            b_block = side_by_side(islice(ring, len(owners)), place)
+            b_block = panel[: length(step.rows), : length(columns)]
+            lay_side_by_side(ring, owners, cut, step, b_block)
         multiply_into(a_shard[:, step.rows], b_block, c_shard[:, columns], add=step.rows.start > 0)
     next(ring, None)  # ends when the last block has been passed on
 
 
-def side_by_side(parts: Iterator[Array], panel: Array) -> Array:
-    """Neighbouring blocks of b as one, in ``panel``; they come from the right to the left."""
-    stop = panel.shape[1]
-    for part in parts:
-        panel[:, stop - part.shape[1] : stop] = part
-        stop -= part.shape[1]
-    return panel
+def lay_side_by_side(
+    ring: Iterator[Array], owners: list[int], cut: blocks.Cut, step: blocks.Step, panel: Array
+) -> None:
+    """The next blocks from the ring, which are those of neighbours, each into its columns of ``panel``."""
+    first = cut.columns(owners, step).start
+    for owner in owners:
+        columns = cut.columns([owner], step)
+        panel[:, columns.start - first : columns.stop - first] = next(ring)
 
 
 def fsdp_compute_fn(
