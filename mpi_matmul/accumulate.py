@@ -52,7 +52,7 @@ def can_be_cut(dtype: np.dtype[Any]) -> bool:
 
     Not float16: numpy adds it up in float32, and a partial sum may be too large for float16.
     """
-    return dtype != np.float16
+    return dtype.newbyteorder("=") != np.float16
 
 
 def _suits_blas(a: Array, b: Array, c: Array) -> bool:

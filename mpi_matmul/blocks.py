@@ -63,7 +63,9 @@ class Cut:
         panel_row = min(n, GOOD_COLUMNS) * itemsize if self.tiles == 1 else 0
         number = max(-(-k * block_row // BLOCK_BYTES), -(-k * panel_row // PANEL_BYTES))
         number = max(number, min(BLOCKS, 2 * k * block_row // BLOCK_BYTES))
-        rows = row_blocks(k, number if split_k else 1)
+        # No block of twice the size, for the sake of memory, whatever becomes of its rows.
+        least = max(-(-k * block_row // (2 * BLOCK_BYTES)), -(-k * panel_row // (2 * PANEL_BYTES)))
+        rows = row_blocks(k, number, least) if split_k else row_blocks(k, 1)
         self.steps = [Step(part, tile) for tile in range(self.tiles) for part in rows]
 
     def columns(self, owners: list[int], step: Step) -> slice:
@@ -94,7 +96,8 @@ class Cut:
     def bytes_in_flight(self) -> int:
         """At most so much memory do the blocks of one rank take: on their way, side by side, and packed."""
         block = math.prod(self.shape(0, 0)) * self.itemsize
-        panel = length(self.steps[0].rows) * min(self.n, GOOD_COLUMNS + self.shape(0, 0)[1]) * self.itemsize
+        rows, columns = self.shape(0, 0)
+        panel = rows * min(self.n, GOOD_COLUMNS + columns) * self.itemsize if columns < GOOD_COLUMNS else 0
         packed = block if self.tiles > 1 else 0
         return (WINDOW + 1) * (block + packed) + panel if self.world_size > 1 else 0
 
@@ -103,9 +106,9 @@ class Cut:
         return slice(*(start + end for end in block_range(stop - start, self.tiles, tile)))
 
 
-def row_blocks(k: int, number: int) -> list[slice]:
-    """The rows of k in ``number`` ranges, or in fewer of about LEAST_ROWS; at least one, if empty."""
-    number = max(1, min(number, round(k / LEAST_ROWS)))
+def row_blocks(k: int, number: int, least: int = 1) -> list[slice]:
+    """The rows of k in ``number`` ranges, or fewer of about LEAST_ROWS, but ``least``; one, if k is 0."""
+    number = max(1, min(max(least, min(number, round(k / LEAST_ROWS))), k))
     return [slice(*block_range(k, number, index)) for index in range(number)]
 
 
@@ -117,7 +120,7 @@ def ring_order(world_size: int, rank: int) -> list[int]:
 def together(m: int, cut: Cut, rank: int) -> list[list[int]]:
     """The owners whose blocks ``rank`` multiplies at once, in ring order; their columns are neighbours."""
     wanted = GOOD_COLUMNS if cut.n < m else min(cut.n, LEAST_COLUMNS)
-    width = max(1, cut.n // cut.world_size)
+    width = max(1, -(-cut.n // cut.world_size))
     size = -(-wanted // width) if cut.tiles == 1 else 1
     if size >= cut.world_size:
         return [ring_order(cut.world_size, rank)]

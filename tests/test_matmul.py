@@ -122,6 +122,25 @@ def test_a_part_of_the_world(mpi_comm):
     half.Free()
 
 
+@pytest.mark.parametrize("strategy", KERNELS)
+def test_a_product_of_more_than_two_gib_and_two_to_the_31_elements(tmp_path, strategy):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from mpi4py import MPI\n"
+        "from mpi_matmul import matmul\n"
+        "a, b = np.arange(50_000).astype('u1')[:, None], np.arange(43_001).astype('u1')[None, :]\n"
+        "mine = (a, b) if MPI.COMM_WORLD.rank == 0 else (None, None)\n"
+        f"c = matmul(*mine, strategy={strategy!r})\n"
+        "if c is not None:\n"
+        "    assert c.size > 2**31 and c.dtype == np.uint8\n"
+        "    assert all((c[i] == a[i] * b[0]).all() for i in range(0, 50_000, 499))\n"
+        "    assert c[-1, -1] == a[-1, 0] * b[0, -1]\n"
+    )
+    job = run_ranks(3, [sys.executable, str(script)], timeout=110)
+    assert job.returncode == 0, job.stderr
+
+
 # ---- whole programs of a user ----
 
 SCRIPT = """

@@ -150,8 +150,8 @@ class Engine:
             queue = self._receives[src]
             queue.append(receive)
             self._under_way += receive.nbytes
-            if len(queue) == 1 or (len(queue) <= OPEN and queue[-2].let_in()):
-                receive.let_in()
+            if len(queue) <= OPEN:
+                _let_in(queue)
             self._watch_if_large()
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -217,8 +217,13 @@ class Engine:
         for outbox in self._outboxes.values():
             self._under_way -= outbox.advance()
         for queue in self._receives.values():
-            for receive in islice(queue, OPEN):
-                if not receive.let_in():
-                    break
+            _let_in(queue)
             while queue and queue[0].finished():
                 self._under_way -= queue.popleft().nbytes
+
+
+def _let_in(queue: deque[Incoming]) -> None:
+    """The oldest few, up to the first whose place is not known."""
+    for receive in islice(queue, OPEN):
+        if not receive.let_in():
+            return

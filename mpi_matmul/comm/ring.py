@@ -88,4 +88,5 @@ class Places:
     def __call__(self, i: int, owner: int) -> Array:
         shape = self._shape(i, owner)
         self._memory.rotate(-1)
-        return self._memory[-1][: math.prod(shape)].reshape(shape)
+        block: Array = self._memory[-1][: math.prod(shape)].reshape(shape)
+        return block
