@@ -202,7 +202,7 @@ class Engine:
                     self._failure = error  # for the thread that waits
                     self._under_way = 0
                 brought = self._under_way < before or self._network_is_slow
-                nap = SHORT_NAP if brought else min(4 * nap, LONG_NAP)
+                nap = SHORT_NAP if brought else LONG_NAP
                 if not self._under_way and not self._ended:
                     self._watch.clear()
 
