@@ -12,14 +12,14 @@ from typing import TextIO
 import numpy as np
 
 from mpi_matmul import plot
-from mpi_matmul.cli import _end, _say_once
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
+from mpi_matmul.ending import end, status_of
 from mpi_matmul.kernels import KERNELS
-from mpi_matmul.launch import LaunchError, launched_processes, launched_rank, on_mpi, start_mpi
+from mpi_matmul.launch import launched_processes, on_mpi, start_mpi
 from mpi_matmul.measure import Case, Row, Stopped, World, measure, stop_if
 from mpi_matmul.operands import pose, random_operands
-from mpi_matmul.options import BAD_INPUT, INTERRUPTED, OK, Said, _at_least, _dtype, _Parser, _wrong
+from mpi_matmul.options import BAD_INPUT, OK, Parser, at_least, dtype_named, wrong
 from mpi_matmul.outputs import complain, say
 from mpi_matmul.storage import FileError, OutputFile
 
@@ -28,24 +28,15 @@ SEED = 42
 
 def main(argv: Sequence[str]) -> int:
     """Run the program of this process; the exit status. Rank 0 speaks for all."""
-    try:
-        options = parse(argv)
-        if options.reports:
-            return _draw_reports(options)
-        library = start_mpi().library_version()
-        return on_mpi(lambda comm, rank: run(options, comm, rank, library))
-    except Said as said:
-        return _say_once(said)
-    except LaunchError as error:
-        if launched_rank() == 0:
-            complain(f"mpi_matmul: {error}", sys.stderr)
-        return BAD_INPUT
-    except MemoryError as error:
-        complain(f"mpi_matmul: not enough memory: {error}", sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        complain("mpi_matmul: interrupted", sys.stderr)
-        return INTERRUPTED
+    return status_of(lambda: _start(argv))
+
+
+def _start(argv: Sequence[str]) -> int:
+    options = parse(argv)
+    if options.reports:
+        return _draw_reports(options)
+    library = start_mpi().library_version()
+    return on_mpi(lambda comm, rank: run(options, comm, rank, library))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -59,23 +50,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     }
     for name in [*defaults, "json"]:
         if options.reports and getattr(options, name) is not None:
-            raise _wrong(f"--{name} is for measuring, but reports to be drawn are given")
+            raise wrong(f"--{name} is for measuring, but reports to be drawn are given")
     if options.reports and options.plot is None:
-        raise _wrong("reports are given, but no --plot FILE.png to draw them in")
+        raise wrong("reports are given, but no --plot FILE.png to draw them in")
     if options.reports and launched_processes() > 1:
-        raise _wrong("reports are drawn by one process: start it without mpirun")
+        raise wrong("reports are drawn by one process: start it without mpirun")
     for name, default in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, default)
     try:
         options.cases = list(_cases(options))
     except ValueError as error:
-        raise _wrong(str(error)) from None
+        raise wrong(str(error)) from None
     return options
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="mpirun -n P python -m mpi_matmul.bench",
         description="Check products of random matrices sharded over MPI ranks, then time them and their\n"
         "limit: the same products by the same ranks without messages.",
@@ -85,7 +76,7 @@ def _parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    size, names = _at_least(1), tuple(KERNELS)
+    size, names = at_least(1), tuple(KERNELS)
     add = parser.add_argument
     add("reports", nargs="*", metavar="REPORT.json", help="measure nothing, draw these (with --plot)")
     add(
@@ -96,7 +87,7 @@ def _parser() -> _Parser:
         metavar=("M", "K", "N"),
         help="may be given several times (default 1024 each, and 4096 each)",
     )
-    add("--dtype", nargs="+", type=_dtype, metavar="D", help="numpy dtypes (default float64)")
+    add("--dtype", nargs="+", type=dtype_named, metavar="D", help="numpy dtypes (default float64)")
     add("--strategy", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)} (default: all)")
     add("--repeat", type=size, metavar="R", help="how often each is timed (default 5)")
     add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
@@ -140,8 +131,8 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
             rows += new
         _on_root(mailbox, lambda: _publish(options, rows, report))
     except Stopped as stopped:
-        return _end(mailbox, stopped.status, stopped.text)
-    return _end(mailbox, OK, "")
+        return end(mailbox, stopped.status, stopped.text)
+    return end(mailbox, OK, "")
 
 
 def _say_rows(rows: list[Row], stream: TextIO | None) -> None:

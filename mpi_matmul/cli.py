@@ -6,24 +6,25 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from mpi_matmul import memory
-from mpi_matmul.comm.collectives import barrier, broadcast_facts, gather_facts
+from mpi_matmul.comm.collectives import broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
 from mpi_matmul.cores import blas_threads_in_use
 from mpi_matmul.costs import Place, refuse_beyond
 from mpi_matmul.deliver import delivered
+from mpi_matmul.ending import end, status_of
 from mpi_matmul.kernels import kernel_named
-from mpi_matmul.launch import LaunchError, launched_processes, launched_rank, on_mpi, on_threads, start_mpi
+from mpi_matmul.launch import launched_processes, on_mpi, on_threads, start_mpi
 from mpi_matmul.layout import Array
 from mpi_matmul.multiply import multiply, pass_door
 from mpi_matmul.operands import Problem, random_operands
-from mpi_matmul.options import BAD_INPUT, INTERRUPTED, OK, Said, parse
-from mpi_matmul.outputs import Outputs, complain, say
+from mpi_matmul.options import BAD_INPUT, OK, Said, parse
+from mpi_matmul.outputs import Outputs
 from mpi_matmul.progress import Progress
 from mpi_matmul.report import Report
 from mpi_matmul.sources import Operand, Source, pose_sources
@@ -33,28 +34,19 @@ from mpi_matmul.versions import versions
 
 def main(argv: Sequence[str]) -> int:
     """Run the program of this process; the exit status. Rank 0 speaks for all."""
-    try:
-        options = parse(argv)
-        if options.simulate is None:
-            library = start_mpi().library_version()
-            return on_mpi(lambda comm, rank: run(options, comm, rank, library))
-        if launched_processes() > 1:
-            raise Said(
-                "mpi_matmul: --simulate runs all ranks in one process: start it without mpirun\n", BAD_INPUT
-            )
-        return on_threads(options.simulate, lambda comm, rank: run(options, comm, rank, None))[0]
-    except Said as said:
-        return _say_once(said)
-    except LaunchError as error:
-        if launched_rank() == 0:
-            complain(f"mpi_matmul: {error}", sys.stderr)
-        return BAD_INPUT
-    except MemoryError as error:
-        complain(f"mpi_matmul: not enough memory: {error}", sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        complain("mpi_matmul: interrupted", sys.stderr)
-        return INTERRUPTED
+    return status_of(lambda: _start(argv))
+
+
+def _start(argv: Sequence[str]) -> int:
+    options = parse(argv)
+    if options.simulate is None:
+        library = start_mpi().library_version()
+        return on_mpi(lambda comm, rank: run(options, comm, rank, library))
+    if launched_processes() > 1:
+        raise Said(
+            "mpi_matmul: --simulate runs all ranks in one process: start it without mpirun\n", BAD_INPUT
+        )
+    return on_threads(options.simulate, lambda comm, rank: run(options, comm, rank, None))[0]
 
 
 def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library: str | None) -> int:
@@ -67,7 +59,7 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
     places = list(map(Place, hosts, baselines, available))
     admitted = pass_door(mailbox, lambda: _door(options, outputs, places), root=0)
     if isinstance(admitted, Exception):
-        return _end(mailbox, BAD_INPUT, str(admitted))
+        return end(mailbox, BAD_INPUT, str(admitted))
     problem = admitted[2]
     report = Report(
         mailbox.world_size,
@@ -85,7 +77,7 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
         status = _publish(options, mailbox, problem, outputs, report, c_shard)
     except FileError as error:
         status, message = BAD_INPUT, str(error)
-    return _end(mailbox, status, message)
+    return end(mailbox, status, message)
 
 
 def _door(
@@ -168,25 +160,3 @@ def _publish(
 
 def nothing() -> None:
     """There is no product to commit."""
-
-
-def _end(mailbox: Mailbox, status: int, message: str) -> int:
-    """Say ``message`` once and agree on rank 0's exit status; no rank leaves before it is said."""
-    if message and mailbox.rank == 0:
-        complain(f"mpi_matmul: {message}", sys.stderr)
-    agreed: int = broadcast_facts(mailbox, status, 0)
-    barrier(mailbox)
-    return agreed
-
-
-def _say_once(said: Said) -> int:
-    status = said.status
-    if launched_processes() == 1 or launched_rank() == 0:
-        try:
-            say(said.text.rstrip("\n"), sys.stderr if said.status else sys.stdout)
-        except FileError:
-            status = BAD_INPUT
-    if launched_processes() > 1:
-        with suppress(LaunchError):  # a launcher may end the job when the first rank leaves: leave together
-            on_mpi(lambda comm, rank: barrier(mailbox_of(comm, rank)))
-    return status

@@ -25,11 +25,11 @@ class Said(Exception):
         self.text, self.status = text, status
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Raises Said where argparse would print and exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise _wrong(message)
+        raise wrong(message)
 
     def print_help(self, file: Any = None) -> None:
         raise Said(self.format_help(), OK)
@@ -46,10 +46,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options = _parser().parse_intermixed_args(argv)
     _sort_out_strategies(options)
     if len(options.operands) not in (0, 2):
-        raise _wrong(f"expected two operands A.npy B.npy, got {len(options.operands)}")
+        raise wrong(f"expected two operands A.npy B.npy, got {len(options.operands)}")
     for name in ("shape", "dtype"):
         if options.operands and getattr(options, name) is not None:
-            raise _wrong(f"--{name} is for random operands, but files are given")
+            raise wrong(f"--{name} is for random operands, but files are given")
     defaults = {
         "shape": [1024, 1024, 1024],
         "dtype": np.dtype("float64"),
@@ -68,19 +68,19 @@ def _sort_out_strategies(options: argparse.Namespace) -> None:
     if others and not options.operands and all(map(_looks_like_a_file, others)) and others != names:
         options.strategy, options.operands = names[: -len(others)], others
     elif others:
-        raise _wrong(f"strategy is {others[0]!r}, expected {' or '.join(KERNELS)}")
+        raise wrong(f"strategy is {others[0]!r}, expected {' or '.join(KERNELS)}")
 
 
 def _looks_like_a_file(name: str) -> bool:
     return name.endswith(".npy") or os.path.exists(name)
 
 
-def _wrong(text: str) -> Said:
+def wrong(text: str) -> Said:
     return Said(f"mpi_matmul: {text} (--help tells more)", BAD_INPUT)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="mpirun -n P python -m mpi_matmul",
         description="Multiply two matrices sharded over MPI ranks; rank 0 gathers and checks the product.",
         epilog="Exit status: 0 done and checked, 1 a check failed, 2 bad usage or input; else a crash.",
@@ -103,18 +103,18 @@ def _parser() -> _Parser:
     add(
         "--shape",
         nargs=3,
-        type=_at_least(0),
+        type=at_least(0),
         metavar=("M", "K", "N"),
         help="random operands (default 1024 each)",
     )
-    add("--dtype", type=_dtype, metavar="D", help="their numpy dtype (default float64)")
-    add("--seed", type=_at_least(0), metavar="S", default=42, help="of random operands and of the probe (42)")
+    add("--dtype", type=dtype_named, metavar="D", help="their numpy dtype (default float64)")
+    add("--seed", type=at_least(0), metavar="S", default=42, help="of random operands and of the probe (42)")
     add("--check", choices=("auto", "exact", "probe", "none"), default="auto", help=_CHECK_HELP)
     add("--max-memory", type=_size, metavar="SIZE", help="refuse what needs more on any rank (such as 8GB)")
     add("--json", metavar="FILE", help="write the report for programs (- for stdout)")
     add(
         "--simulate",
-        type=_at_least(1, 10_000),
+        type=at_least(1, 10_000),
         metavar="P",
         help="run on P threads of this process, without MPI",
     )
@@ -128,7 +128,7 @@ _CHECK_HELP = (
 )
 
 
-def _at_least(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
+def at_least(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
             to = "on" if most == sys.maxsize else f"to {most}"
@@ -159,7 +159,7 @@ def _size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _dtype(text: str) -> np.dtype[Any]:
+def dtype_named(text: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError):

@@ -25,6 +25,7 @@ LAYERS = [
     {"kernels.__init__", "distribute"},
     {"check", "simulate", "options", "costs"},
     {"multiply", "outputs", "deliver"},
+    {"ending"},
     {"cli", "measure", "plot"},
     {"bench"},
     {"__init__", "__main__", "comm.__init__"},
