@@ -31,7 +31,8 @@ def multiply_into(a: Array, b: Array, c: Array | None, add: bool) -> Array:
     """``c`` (m, n), set to ``a`` (m, k) @ ``b`` (k, n), or with ``add`` increased by it, in place.
 
     Without ``c`` (and without ``add``) a new array. All may be strided; types other than c's are converted as
-    numpy.matmul does. Sums of integers wrap around, bool is "or" of "and".
+    numpy.matmul does. Sums of integers wrap around, bool is "or" of "and". A product of float16 must not be
+    added up in parts: see `can_be_cut`.
     """
     if not add:
         product: Array = np.matmul(a, b, out=c)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,13 +43,20 @@ class Product:
     c_shard: Array
 
 
-def choose_check(kind: str, kernel: Kernel, problem: Problem, affordable_bytes: float = math.inf) -> str:
-    """ "exact", "probe" or "none"; "auto" is exact while that is affordable, else the probe."""
+def choose_check(kind: str, kernel: Kernel, problem: Problem) -> str:
+    """Which of "exact", "probe" and "none"; "auto" is exact while that is affordable, else the probe.
+
+    ValueError for a probe of a kernel that cannot be probed.
+    """
+    if kind == "probe" and not can_probe(kernel):
+        raise ValueError(
+            f"the probe needs a and c by rows, {kernel.name} has {kernel.a.name}, {kernel.c.name}"
+        )
     if kind != "auto":
         return kind
     with_blas = np.dtype(problem.dtype).char in "fdFD"
     most = AFFORDABLE_OPERATIONS if with_blas else AFFORDABLE_WITHOUT_BLAS
-    fits = problem.nbytes <= min(AFFORDABLE_BYTES, affordable_bytes)
+    fits = problem.nbytes <= AFFORDABLE_BYTES
     return "exact" if (operations(problem) <= most and fits) or not can_probe(kernel) else "probe"
 
 
@@ -88,10 +94,6 @@ def _probe(
     mailbox: Mailbox, kernel: Kernel, problem: Problem, product: Product, seed: int, root: int
 ) -> Check | None:
     """Compare c @ x with a @ (b @ x), each rank for its own rows of a and c; b may lie in any way."""
-    if not can_probe(kernel):
-        raise NotImplementedError(
-            f"the probe needs a and c by rows, {kernel.name} has {kernel.a}, {kernel.c}"
-        )
     rows, _ = kernel.c.slices(problem.c_shape, mailbox.world_size, mailbox.rank)
     b_rows, columns = kernel.b.slices(problem.b_shape, mailbox.world_size, mailbox.rank)
     facts = operand_facts(product.b_shard, columns, problem.n)

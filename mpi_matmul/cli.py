@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpi_matmul import memory
+from mpi_matmul.check import can_probe, choose_check
 from mpi_matmul.comm.collectives import broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
@@ -18,7 +19,7 @@ from mpi_matmul.cores import blas_threads_in_use
 from mpi_matmul.costs import Place, refuse_beyond
 from mpi_matmul.deliver import delivered
 from mpi_matmul.ending import end, status_of
-from mpi_matmul.kernels import kernel_named
+from mpi_matmul.kernels import Kernel, kernel_named
 from mpi_matmul.launch import launched_processes, on_mpi, on_threads, start_mpi
 from mpi_matmul.layout import Array
 from mpi_matmul.multiply import multiply, pass_door
@@ -57,7 +58,8 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
     facts = [platform.node(), versions(), blas_threads_in_use(), baseline, memory.available()]
     hosts, software, threads, baselines, available = _all_ranks(mailbox, facts)
     places = list(map(Place, hosts, baselines, available))
-    admitted = pass_door(mailbox, lambda: _door(options, outputs, places), root=0)
+    checks: dict[str, str] = {}
+    admitted = pass_door(mailbox, lambda: _door(options, outputs, places, checks), root=0)
     if isinstance(admitted, Exception):
         return end(mailbox, BAD_INPUT, str(admitted))
     problem = admitted[2]
@@ -71,7 +73,8 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
         [problem.m, problem.k, problem.n],
         problem.dtype,
     )
-    c_shard = _run_all(options, mailbox, *admitted, report, baselines)
+    checks = broadcast_facts(mailbox, checks, 0)
+    c_shard = _run_all(options, checks, mailbox, *admitted, report, baselines)
     status, message = OK, ""
     try:
         status = _publish(options, mailbox, problem, outputs, report, c_shard)
@@ -81,9 +84,12 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
 
 
 def _door(
-    options: argparse.Namespace, outputs: Outputs, places: list[Place]
+    options: argparse.Namespace, outputs: Outputs, places: list[Place], checks: dict[str, str]
 ) -> tuple[Source, Source, Problem]:
-    """On rank 0: operands opened, outputs possible, memory enough. ValueError or TypeError with one line."""
+    """On rank 0: operands opened, outputs possible, memory enough for each strategy and its check.
+
+    Raises ValueError or TypeError with one line.
+    """
     if options.operands:
         a_name, b_name = options.operands
         a, b, problem = pose_sources(a_name, b_name, a_name, b_name)
@@ -92,8 +98,23 @@ def _door(
         a, b, problem = pose_sources(*random_operands(options.seed, m, k, n, options.dtype))
     outputs.check(problem, options.operands)
     for name in options.strategy:
-        refuse_beyond(options.max_memory, kernel_named(name), problem, options.check, places)
+        checks[name] = _affordable_check(options, kernel_named(name), problem, places)
     return a, b, problem
+
+
+def _affordable_check(
+    options: argparse.Namespace, kernel: Kernel, problem: Problem, places: list[Place]
+) -> str:
+    """The check of a strategy, for which there is memory; ValueError when there is not."""
+    check = choose_check(options.check, kernel, problem)
+    try:
+        refuse_beyond(options.max_memory, kernel, problem, check, places)
+    except ValueError:
+        if options.check != "auto" or check == "probe" or not can_probe(kernel):
+            raise
+        check = "probe"
+        refuse_beyond(options.max_memory, kernel, problem, check, places)
+    return check
 
 
 def _all_ranks(mailbox: Mailbox, facts: list[Any]) -> tuple[list[Any], ...]:
@@ -104,6 +125,7 @@ def _all_ranks(mailbox: Mailbox, facts: list[Any]) -> tuple[list[Any], ...]:
 
 def _run_all(
     options: argparse.Namespace,
+    checks: dict[str, str],
     mailbox: Mailbox,
     a: Operand,
     b: Operand,
@@ -123,7 +145,7 @@ def _run_all(
                 problem,
                 a,
                 b,
-                check=options.check,
+                check=checks[name],
                 seed=options.seed,
                 say=progress.now if progress else lambda activity: None,
                 whole=False,

@@ -53,7 +53,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     defaults = {
         "shape": [1024, 1024, 1024],
         "dtype": np.dtype("float64"),
-        "strategy": ["fsdp"] if options.operands else ["dp", "fsdp"],
+        "strategy": ["fsdp"] if options.operands else list(KERNELS),
     }
     for name, default in defaults.items():
         if getattr(options, name) is None:

@@ -18,7 +18,7 @@ from mpi_matmul.storage import FileError, OutputFile
 def check(path: str) -> None:
     """Before any work: ImportError without matplotlib, FileError if the file cannot be written."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("--plot needs matplotlib, which is not installed: pip install 'mpi_matmul[plot]'")
+        raise ImportError("--plot needs matplotlib, which is not installed: pip install matplotlib")
     if not path.lower().endswith(".png"):
         raise FileError(path, "a plot is a PNG image, its name ends in .png")
     OutputFile(path)

@@ -172,9 +172,20 @@ def test_a_large_operand_shows_up_whole_on_no_rank_but_the_first(tmp_path):
 def test_max_memory_refuses_with_the_amounts(tmp_path):
     a = saved(tmp_path, "A.npy", np.ones((2000, 2000)))
     job = mpirun(3, a, a, "-o", tmp_path / "C.npy", "--max-memory", "100MB")
-    assert refused(job, "fsdp needs", "more than --max-memory 100 MB", "rank 0")
+    assert refused(job, "fsdp needs", "more than --max-memory 100 MB", "on rank")
     assert not (tmp_path / "C.npy").exists()
     assert mpirun(3, a, a, "-o", tmp_path / "C.npy", "--max-memory", "400 MiB").returncode == 0
+
+
+def test_without_memory_for_an_exact_check_auto_probes(tmp_path):
+    a, report = saved(tmp_path, "A.npy", np.ones((2000, 2000))), tmp_path / "R.json"
+    for limit, kind in (("1GB", "exact"), ("200MB", "probe")):
+        job = mpirun(4, a, a, "--strategy", "fsdp", "--max-memory", limit, "--json", report)
+        assert job.returncode == 0, job.stderr
+        run = json.loads(report.read_text())["runs"][0]
+        assert run["check"]["kind"] == kind
+        assert max(run["peak_memory_bytes"]) < float(limit[:-2]) * {"G": 1e9, "M": 1e6}[limit[-2]]
+    assert refused(mpirun(4, a, a, "--check", "exact", "--max-memory", "200MB"), "fsdp needs")
 
 
 @pytest.mark.parametrize("amount", ["", "many", "-1", "1.5.2GB", "8XB", "GB"])

@@ -170,17 +170,15 @@ def force(monkeypatch, settings):
 def test_blocks_and_windows_of_any_size(world, strategy, monkeypatch, forced, shape):
     force(monkeypatch, FORCED[forced])
     m, k, n = shape
-    for dtype in ("f8", "i4"):
-        check_product(world, strategy, counting_up(m, k, dtype=dtype), counting_up(k, n, dtype=dtype))
+    check_product(world, strategy, counting_up(m, k), counting_up(k, n))
     for _, run in world.product(strategy, counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")):
         expected = 0 if strategy == "dp" else (world.num_devices - 1) * k * n * 4
         assert sum(run.kernel_sent_bytes) == expected
 
 
-@pytest.mark.parametrize("forced", ["a row a block, one on its way", "two owners side by side"])
 @pytest.mark.parametrize("case", OPERANDS)
-def test_dtypes_and_layouts_in_small_blocks(world, strategy, monkeypatch, forced, case):
-    force(monkeypatch, FORCED[forced])
+def test_dtypes_and_layouts_in_small_blocks(world, strategy, monkeypatch, case):
+    force(monkeypatch, FORCED["two owners side by side"])
     a, b = OPERANDS[case]
     for c, _ in world.product(strategy, a, b):
         assert_same(c, np.matmul(a, b))

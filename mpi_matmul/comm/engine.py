@@ -91,10 +91,13 @@ class _Outbox:
 
         Every one: with MPICH 5.0, asking for one of many again and again does not move the others.
         """
-        landed = [piece for piece in self._flying if piece[0].Test()]
-        if landed:
-            self._flying = deque(piece for piece in self._flying if piece not in landed)
-        done = sum(map(self._landed, landed))
+        flying, done = deque[tuple[Request, int, Outgoing]](), 0
+        for piece in self._flying:
+            if piece[0].Test():
+                done += self._landed(piece)
+            else:
+                flying.append(piece)
+        self._flying = flying
         self._launch()
         return done
 
