@@ -34,6 +34,9 @@ def multiply_into(a: Array, b: Array, c: Array | None, add: bool) -> Array:
     numpy.matmul does. Sums of integers wrap around, bool is "or" of "and". A product of float16 must not be
     added up in parts: see `can_be_cut`.
     """
+    dtype = np.result_type(a, b) if c is None else c.dtype
+    if a.dtype != dtype or b.dtype != dtype:
+        return _multiply_converted(a, b, np.empty((a.shape[0], b.shape[1]), dtype) if c is None else c, add)
     if not add:
         product: Array = np.matmul(a, b, out=c)
         return product
@@ -54,6 +57,25 @@ def can_be_cut(dtype: np.dtype[Any]) -> bool:
     Not float16: numpy adds it up in float32, and a partial sum may be too large for float16.
     """
     return dtype.newbyteorder("=") != np.float16
+
+
+def _multiply_converted(a: Array, b: Array, c: Array, add: bool) -> Array:
+    """With operands of other types, a part at a time: numpy would convert the whole a and b first."""
+    np.matmul(a[:0], b[:, :0], out=c[:0, :0])  # operands that do not fit raise here
+    step = _lines(c.itemsize * b.shape[1]) if can_be_cut(c.dtype) else b.shape[0]
+    for start in range(0, max(b.shape[0], 1), max(step, 1)):
+        part = slice(start, start + step)
+        b_part = b[part].astype(c.dtype)
+        row_step = _lines(c.itemsize * b_part.shape[0])
+        for row in range(0, a.shape[0], row_step):
+            rows = slice(row, row + row_step)
+            multiply_into(a[rows, part].astype(c.dtype), b_part, c[rows], add or start > 0)
+    return c
+
+
+def _lines(nbytes: int) -> int:
+    """How many lines of so many bytes a temporary may hold."""
+    return max(1, TEMPORARY_BYTES // max(1, nbytes))
 
 
 def _suits_blas(a: Array, b: Array, c: Array) -> bool:
@@ -92,7 +114,7 @@ def _operand(x: Array) -> tuple[int, int, int]:
 
 def _add_in_panels(a: Array, b: Array, c: Array) -> None:
     """By numpy alone; a temporary holds some rows of the product at a time."""
-    step = max(1, TEMPORARY_BYTES // max(1, c.shape[1] * c.itemsize))
+    step = _lines(c.shape[1] * c.itemsize)
     for start in range(0, c.shape[0], step):
         rows = slice(start, start + step)
         c[rows] += np.matmul(a[rows], b)

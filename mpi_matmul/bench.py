@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -106,7 +107,7 @@ Exit status: 0 measured; 1 a product is wrong, or the bytes sent are not those o
 
 def _draw_reports(options: argparse.Namespace) -> int:
     try:
-        plot.check(options.plot)
+        plot.check(options.plot, options.reports)
         plot.draw([case for name in options.reports for case in plot.read_cases(name)], options.plot)
     except (ValueError, ImportError) as error:
         complain(f"mpi_matmul: {error}", sys.stderr)
@@ -144,6 +145,8 @@ def _door(options: argparse.Namespace) -> list[OutputFile]:
     """The file for the cases, if one is wanted; ValueError or ImportError for what could not be written."""
     if options.plot is not None:
         plot.check(options.plot)
+        if options.json is not None and os.path.realpath(options.json) == os.path.realpath(options.plot):
+            raise FileError(options.json, "is the name of the report and of the picture")
     return [] if options.json in (None, "-") else [OutputFile(options.json)]
 
 

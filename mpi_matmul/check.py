@@ -14,6 +14,7 @@ from mpi_matmul.layout import ROWS, Array
 from mpi_matmul.operands import Problem, operations
 from mpi_matmul.sources import Operand
 from mpi_matmul.verify import (
+    PROBE_TRIALS,
     Check,
     OperandFacts,
     exact_check,
@@ -29,6 +30,8 @@ from mpi_matmul.verify import (
 # affordable while it costs seconds: at 50 GF/s a core with BLAS, at 1 GF/s for types that BLAS does not know.
 AFFORDABLE_OPERATIONS, AFFORDABLE_WITHOUT_BLAS = 5e11, 1e10
 AFFORDABLE_BYTES = 2 << 30
+# Of random vectors and their products at a time; with less room the probe goes over a, b and c more often.
+PROBE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,25 @@ def _probe(
     replicated = kernel.b.axis is None
     if not replicated:
         facts = _merge_over_ranks(mailbox, facts, root)
-    x = probe_vectors(problem.n, np.dtype(problem.dtype), seed, skip=facts.nonfinite_columns)
-    part = probe_times(product.b_shard, x[columns])
-    y = np.zeros((problem.k, part.shape[1]), part.dtype)
-    y[b_rows] = part
-    if not replicated:
-        y = all_sum(mailbox, y)
-    verdict = probe_check(product.a_shard, product.c_shard, x, y, facts, rows.start)
-    verdicts = gather_facts(mailbox, asdict(verdict), root)
+    trials = max(1, min(PROBE_TRIALS, PROBE_BYTES // max(1, (problem.k + problem.n) * _width(problem))))
+    found = []
+    for first in range(0, PROBE_TRIALS, trials):
+        number, dtype = min(trials, PROBE_TRIALS - first), np.dtype(problem.dtype)
+        x = probe_vectors(problem.n, dtype, [seed, first], number, skip=facts.nonfinite_columns)
+        part = probe_times(product.b_shard, x[columns])
+        y = np.zeros((problem.k, part.shape[1]), part.dtype)
+        y[b_rows] = part
+        if not replicated:
+            y = all_sum(mailbox, y)
+        found.append(probe_check(product.a_shard, product.c_shard, x, y, facts, rows.start))
+    verdicts = gather_facts(mailbox, asdict(merge_checks(found)), root)
     return None if verdicts is None else merge_checks([Check(**of_rank) for of_rank in verdicts])
+
+
+def _width(problem: Problem) -> int:
+    """Bytes of a number in the vectors of a probe, as far as that is known before."""
+    dtype = np.dtype(problem.dtype)
+    return dtype.itemsize if dtype.kind in "biu" else max(dtype.itemsize, 8)
 
 
 def _merge_over_ranks(mailbox: Mailbox, facts: OperandFacts, root: int) -> OperandFacts:

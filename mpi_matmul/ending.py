@@ -27,6 +27,9 @@ def status_of(program: Callable[[], int]) -> int:
     except MemoryError as error:
         complain(f"mpi_matmul: not enough memory: {error}", sys.stderr)
         return BAD_INPUT
+    except FileError as error:  # which was good when the work began
+        complain(f"mpi_matmul: {error}", sys.stderr)
+        return BAD_INPUT
     except KeyboardInterrupt:
         complain("mpi_matmul: interrupted", sys.stderr)
         return INTERRUPTED

@@ -113,7 +113,7 @@ class RandomMatrix:
 
     def read(self, rows: slice, columns: slice, out: Array) -> None:
         """Fill ``out`` with that part."""
-        for i, of_rows, rows_of_tile in _overlaps(rows):
+        for i, of_rows, rows_of_tile in _overlaps(rows) if out.size else ():
             for j, of_columns, columns_of_tile in _overlaps(columns):
                 out[of_rows, of_columns] = self._tile(i, j)[rows_of_tile, columns_of_tile]
 

@@ -153,7 +153,7 @@ _UNITS = {
 
 def _size(text: str) -> int:
     """Bytes: a number with a unit such as MB or GiB, or without."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]i?|)b?", text.lower(), re.ASCII)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) *([kmgt]i?|)b?", text.lower(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 8GB or 1.5GiB")
     return int(float(match[1]) * _UNITS[match[2]])

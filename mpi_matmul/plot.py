@@ -9,19 +9,21 @@ import importlib
 import importlib.util
 import io
 import json
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from mpi_matmul.storage import FileError, OutputFile
 
 
-def check(path: str) -> None:
-    """Before any work: ImportError without matplotlib, FileError if the file cannot be written."""
+def check(path: str, others: Sequence[str] = ()) -> None:
+    """ImportError without matplotlib, FileError if the file cannot be written or is one of ``others``."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("--plot needs matplotlib, which is not installed: pip install matplotlib")
     if not path.lower().endswith(".png"):
         raise FileError(path, "a plot is a PNG image, its name ends in .png")
-    OutputFile(path)
+    OutputFile(path, others)
 
 
 def read_cases(path: str) -> list[dict[str, Any]]:
@@ -30,11 +32,15 @@ def read_cases(path: str) -> list[dict[str, Any]]:
         with open(path, encoding="utf-8") as stream:
             cases = json.load(stream)["cases"]
         for case in cases:
-            _facts(case)
+            _, products, transfers = _facts(case)
+            if not (math.isfinite(products + transfers) and re.fullmatch(r"[\w<>|=]+", case["dtype"])):
+                raise ValueError("numbers")
             _group(case)
+        if not cases or not all(isinstance(case["strategy"], str) for case in cases):
+            raise ValueError("nothing to draw")
     except OSError as error:
         raise FileError(path, str(error.strerror).lower()) from error
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise FileError(path, "is not a report of the bench") from None
     return list(cases)
 
@@ -68,7 +74,7 @@ def draw(cases: Sequence[dict[str, Any]], path: str) -> None:
     figure.tight_layout()
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=120)
-    _write(image.getvalue(), path)
+    OutputFile(path).write_bytes(image.getvalue())
 
 
 def _bars(axes: Any, title: str, cases: Sequence[dict[str, Any]]) -> None:
@@ -78,11 +84,3 @@ def _bars(axes: Any, title: str, cases: Sequence[dict[str, Any]]) -> None:
     axes.bar(places, transfers, bottom=products, color="tab:orange", label="transfer that is not hidden")
     axes.set_xticks(places, names)
     axes.set_title(title, fontsize=9)
-
-
-def _write(image: bytes, path: str) -> None:
-    try:
-        with open(path, "wb") as stream:
-            stream.write(image)
-    except OSError as error:
-        raise FileError(path, str(error.strerror).lower()) from error

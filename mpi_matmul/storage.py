@@ -16,7 +16,7 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, Self
 
@@ -375,6 +375,11 @@ class OutputFile:
         with self.staged_array(array) as commit:
             commit()
 
+    def write_bytes(self, data: bytes) -> None:
+        """Write these bytes; FileError if that fails."""
+        with self._staged_bytes(data) as commit:
+            commit()
+
     def write_text(self, text: str) -> None:
         """Write text as UTF-8; FileError if that fails."""
         with self.staged_text(text) as commit:
@@ -392,12 +397,15 @@ class OutputFile:
             staged.sync()
             yield staged.commit
 
-    @contextmanager
-    def staged_text(self, text: str) -> Iterator[Callable[[], None]]:
+    def staged_text(self, text: str) -> AbstractContextManager[Callable[[], None]]:
         """The same for text."""
+        return self._staged_bytes(text.encode())
+
+    @contextmanager
+    def _staged_bytes(self, data: bytes) -> Iterator[Callable[[], None]]:
         with self._temporary() as stream:
             with _named(self.path):
-                _write_fully(stream.fileno(), np.frombuffer(text.encode(), np.uint8), 0)
+                _write_fully(stream.fileno(), np.frombuffer(data, np.uint8), 0)
                 os.fsync(stream.fileno())
             yield lambda: self._rename(stream.name)
 

@@ -319,7 +319,7 @@ def merge_facts(parts: Sequence[OperandFacts]) -> OperandFacts:
 def probe_vectors(
     n: int,
     product: np.dtype[Any],
-    seed: int,
+    seed: int | Sequence[int],
     trials: int = PROBE_TRIALS,
     skip: NDArray[np.bool_] | None = None,
 ) -> Array:

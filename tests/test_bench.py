@@ -483,3 +483,38 @@ def test_a_slow_link_tells_how_it_is_used():
     job = run_command([str(SLOW_LINK), "--help"], 60, slow_link_environment())
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.startswith("usage: tests/bench/slow_link.sh")
+
+
+def test_a_picture_never_takes_the_place_of_another_file(tmp_path):
+    pytest.importorskip("matplotlib")
+    job = bench(1, *shapes(SMALL), "--repeat", 1, "--json", tmp_path / "R.json")
+    assert job.returncode == 0, job.stderr
+    report = (tmp_path / "R.json").read_bytes()
+    (tmp_path / "link.png").symlink_to("R.json")
+    command = [*BENCH, "--plot", "link.png", "R.json"]
+    assert refused(run_command(command, 60, job_environment(), cwd=tmp_path), "is also an input")
+    assert (tmp_path / "R.json").read_bytes() == report
+    both = ["--json", tmp_path / "same.png", "--plot", tmp_path / "same.png"]
+    assert refused(bench(2, *shapes(SMALL), "--repeat", 1, *both), "report and of the picture")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"ranks": float("inf")}, {"strategy": 3}, {"dtype": "$\\frac$"}, {"seconds_median": float("nan")}],
+    ids=str,
+)
+def test_a_report_with_odd_entries_is_none(tmp_path, changes):
+    pytest.importorskip("matplotlib")
+    case = {
+        "strategy": "dp",
+        "shape": [1, 2, 3],
+        "dtype": "float64",
+        "ranks": 1,
+        "seconds_median": 1.0,
+        "compute_only_seconds": 1.0,
+        "sent_bytes": 0,
+    }
+    (tmp_path / "R.json").write_text(json.dumps({"cases": [{**case, **changes}]}))
+    command = [*BENCH, "--plot", "F.png", "R.json"]
+    assert refused(run_command(command, 60, job_environment(), cwd=tmp_path), "is not a report of the bench")
+    assert not (tmp_path / "F.png").exists()

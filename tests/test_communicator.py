@@ -366,6 +366,25 @@ def test_one_message_above_two_gib(mpi_comm, shape, dtype):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_a_message_larger_than_its_place_harms_nothing(mpi_comm):
+    """It is an error, no byte of it goes elsewhere, and the next message is the next message."""
+
+    def program(comm, rank):
+        mailbox = mailbox_of(comm, rank)
+        if rank == 0:
+            mailbox.start_send(1, np.zeros((8, 1 << 18))).wait()
+            mailbox.send(1, np.arange(5.0))
+        elif rank == 1:
+            place = np.ones((7, 1 << 18))
+            with pytest.raises(RuntimeError, match="expected"):
+                mailbox.start_recv(0, place).wait()
+            assert (place == 1).all()
+            assert mailbox.recv(0).tolist() == [0, 1, 2, 3, 4]
+
+    worlds.mpi(mpi_comm).run(program)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_hundreds_of_sends_are_finished_at_the_end(mpi_comm):
     """They are more than MPI keeps on the way by itself, and the receiver is late."""
 

@@ -166,6 +166,45 @@ def test_a_large_operand_shows_up_whole_on_no_rank_but_the_first(tmp_path):
         assert of_rank["peak"] < whole // 4 + 3 * 8000 * 256 * 8 + 150_000_000
 
 
+SKEWED = {
+    "other dtypes, dp": ((4000, 9000, 8), "i1", "f8", "dp"),
+    "other dtypes, fsdp": ((4000, 9000, 8), "i1", "f8", "fsdp"),
+    "a long k": ((4, 1_000_000, 4), "f8", "f8", "fsdp"),
+    "a long row of c": ((4, 4, 1_000_000), "f8", "f8", "fsdp"),
+}
+
+
+@pytest.mark.parametrize("case", SKEWED)
+def test_neither_conversion_nor_probe_takes_more_than_panels(tmp_path, case):
+    (m, k, n), a_dtype, b_dtype, strategy = SKEWED[case]
+    a, b = np.ones((m, k), a_dtype), np.ones((k, n), b_dtype)
+    report = tmp_path / "R.json"
+    paths = saved(tmp_path, "A.npy", a), saved(tmp_path, "B.npy", b)
+    job = mpirun(2, *paths, "--strategy", strategy, "--check", "probe", "--json", report)
+    assert job.returncode == 0, job.stderr
+    run = json.loads(report.read_text())["runs"][0]
+    shards = (a.nbytes + m * n * 8) // 2 + b.nbytes // (1 if strategy == "dp" else 2)
+    for baseline, peak in zip(run["baseline_memory_bytes"], run["peak_memory_bytes"], strict=True):
+        assert peak - baseline < shards + 64_000_000
+
+
+def test_a_file_that_becomes_shorter_while_it_is_used_is_said_in_one_line(tmp_path):
+    a, b = saved(tmp_path, "A.npy", np.ones((400, 300))), saved(tmp_path, "B.npy", np.ones((300, 2)))
+    prepare = (
+        "import os\n"
+        "def shorter(*arguments, check=multiply.choose_check):\n"
+        f"    if rank == 0: os.truncate({str(a)!r}, 5000)\n"
+        "    MPI.COMM_WORLD.Barrier()\n"
+        "    return check(*arguments)\n"
+        "multiply.choose_check = shorter"
+    )
+    job, _ = run_program(tmp_path, prepare, a, b, "-o", tmp_path / "C.npy")
+    assert job.returncode == 2, job.stderr
+    assert "Traceback" not in job.stderr
+    assert f"{a}: cut short" in job.stderr
+    assert not (tmp_path / "C.npy").exists()
+
+
 # ---- memory that there is not ----
 
 

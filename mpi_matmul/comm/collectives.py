@@ -53,10 +53,17 @@ def gather(mailbox: Mailbox, array: Array, root: int) -> list[Array] | None:
 
 
 def all_sum(mailbox: Mailbox, array: Array) -> Array:
-    """The sum of every rank's ``array``, on every rank, added in rank order: the same bits each run."""
-    parts = gather(mailbox, array, 0)
-    total = None if parts is None else sum(parts[1:], parts[0])
-    return broadcast(mailbox, total, 0)
+    """The sum of every rank's ``array``, on every rank, added in rank order: the same bits each run.
+
+    Down a chain of ranks, and back by a broadcast: no rank holds more than two of them.
+    """
+    total = array
+    if mailbox.rank:
+        total = mailbox.recv(mailbox.rank - 1)
+        total += array
+    if mailbox.rank < mailbox.world_size - 1:
+        mailbox.start_send(mailbox.rank + 1, total).wait()
+    return broadcast(mailbox, total, mailbox.world_size - 1)
 
 
 def barrier(mailbox: Mailbox) -> None:

@@ -36,6 +36,7 @@ from mpi_matmul.comm.protocol import (
     snapshot,
 )
 from mpi_matmul.layout import Array
+from mpi_matmul.storage import FileError
 
 _was_imported = "mpi4py.MPI" in sys.modules  # by the user: then its options no longer count
 if not _was_imported:
@@ -182,39 +183,33 @@ class MPISend(Outgoing):
 
 
 class MPIReceive:
-    """A receive that was started: at once when it is known where the data goes, else with its header."""
+    """A receive that was started; the data is let in when its header says that it fits."""
 
     def __init__(self, engine: Engine, comm: MPI.Intracomm, src: int, out: Array | None) -> None:
         self._engine, self._comm, self.src, self._out = engine, comm, src, out
         self._header = np.empty(_HEADER_WORDS, np.int64)
-        self._header_request: MPI.Request | None = comm.Irecv(self._header, src, HEADER_TAG)
+        self._header_request: MPI.Request = comm.Irecv(self._header, src, HEADER_TAG)
         self._target: Array | None = None
         self._requests: list[MPI.Request] = []
         self._misfit: RuntimeError | None = None
         self.nbytes = self._header.nbytes if out is None else out.nbytes
 
     def let_in(self) -> bool:
-        """Receive the data, if its size is known by now (only after all earlier arrays from ``src``)."""
-        if self._target is None:
+        """Receive the data, if its header has come (only after all earlier arrays from ``src``)."""
+        if self._target is None and self._header_request.Test():
+            shape, dtype = _decode(self._header)
             if self._out is not None:
-                self._receive_into(_plain_place(self._out))
-            elif self._header_has_come():
-                self._receive_into(np.empty(*_decode(self._header)))
+                self._misfit = misfit(self._out, shape, dtype, self.src)
+            # What does not fit is received all the same: it must not be taken for the next one's data.
+            fits = self._out is not None and self._misfit is None
+            self._receive_into(_plain_place(self._out) if fits else np.empty(shape, dtype))
         return self._target is not None
 
     def finished(self) -> bool:
-        if self._target is None or not self._header_has_come():
+        if self._target is None:
             return False
-        if self._misfit is None:
-            self._requests = [request for request in self._requests if not request.Test()]
-        return not self._requests or self._misfit is not None
-
-    def _header_has_come(self) -> bool:
-        if self._header_request is not None and self._header_request.Test():
-            self._header_request = None
-            if self._target is not None:
-                self._misfit = misfit(self._target, *_decode(self._header), self.src)
-        return self._header_request is None
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._requests
 
     def wait(self) -> Array:
         self._engine.wait(self.finished)
@@ -268,8 +263,9 @@ def _packed(matrix: Array, start: int, stop: int) -> Array:
     return octets[start - first * row_bytes : stop - first * row_bytes]
 
 
-def _plain_place(out: Array) -> Array:
+def _plain_place(out: Array | None) -> Array:
     """``out`` if bytes can be received into it as they come, else an array like it."""
+    assert out is not None
     return out if is_plain(out) else np.empty(out.shape, out.dtype.newbyteorder("="))
 
 
@@ -307,15 +303,21 @@ def library_version() -> str:
 def abort_job(error: BaseException, show: Callable[[], None] | None = None) -> None:
     """Show what happened on this rank and end the whole job; returns only when MPI is not running.
 
-    The traceback (or what ``show`` prints) and status 1; but Ctrl-C and a lack of memory are no mistakes of
-    a program: one line, status 130 or 2.
+    The traceback (or what ``show`` prints) and status 1; but Ctrl-C, a lack of memory and a file that has
+    changed are no mistakes of a program: one line, status 130 or 2.
     """
     if MPI.Is_finalized():
         return
     rank = MPI.COMM_WORLD.Get_rank()
     # When the same mistake stops every rank at once, the first one ends the job before the others print.
     time.sleep(min(rank, 8) * 0.6)
-    status = 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, MemoryError) else 1
+    status = (
+        130
+        if isinstance(error, KeyboardInterrupt)
+        else 2
+        if isinstance(error, MemoryError | FileError)
+        else 1
+    )
     with suppress(Exception):  # a stream may be closed or full; the job ends all the same
         sys.stdout.flush()
     with suppress(Exception):
@@ -331,6 +333,8 @@ def _show(error: BaseException, rank: int, show: Callable[[], None] | None) -> N
         print(f"mpi_matmul: rank {rank}: interrupted", file=sys.stderr)
     elif isinstance(error, MemoryError):
         print(f"mpi_matmul: rank {rank}: not enough memory: {error}", file=sys.stderr)
+    elif isinstance(error, FileError):
+        print(f"mpi_matmul: rank {rank}: {error}", file=sys.stderr)
     else:
         print(f"rank {rank} of {MPI.COMM_WORLD.Get_size()} failed, which ends the job:", file=sys.stderr)
         (show or (lambda: traceback.print_exception(error)))()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mpi_matmul.accumulate import multiply_into
 from mpi_matmul.comm.collectives import gather
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
@@ -42,7 +43,7 @@ def data_parallel(
 ) -> None:
     """Fill ``c_shard`` (m/p, n) with ``a_shard`` (m/p, k) @ ``b`` (k, n), a panel of rows as it arrives."""
     for rows in stream.panels(a_shard.shape[0]):
-        np.matmul(a_shard[rows], b, out=c_shard[rows])
+        multiply_into(a_shard[rows], b, c_shard[rows], add=False)
         stream.finished(rows.stop)
 
 
