@@ -678,3 +678,18 @@ def test_suite_refuses_a_list_of_ranks_that_is_none(checkout, ranks):
     done = run_suite(checkout, "-n", ranks)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("failures", "status"), [(0, 0), (1, 0), (2, 213)])
+def test_a_launcher_that_cannot_start_is_asked_once_more(tmp_path, monkeypatch, failures, status):
+    """Before any rank has run; and no other failure is hidden by that."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        f"#!/bin/sh\ncd {tmp_path}\nls runs* | wc -l >last\ntouch runs$(cat last)\n"
+        f"[ $(cat last) -ge {failures} ] && exit 0\n"
+        "echo 'The listener thread failed to start' >&2\nexit 213\n"
+    )
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("MPIRUN", str(mpirun))
+    assert run_ranks(2, ["true"]).returncode == status
+    assert len(list(tmp_path.glob("runs*"))) == min(failures, 1) + 1
