@@ -20,7 +20,7 @@ LAYERS = [
     {"verify", "storage", "blocks", "cores"},
     {"comm.protocol", "comm.engine", "accumulate"},
     {"comm.threads", "comm.mpi", "comm.mailbox"},
-    {"comm.counting", "comm.collectives", "comm.ring", "operands"},
+    {"comm.counting", "comm.group", "comm.collectives", "comm.ring", "operands"},
     {"kernels.*", "sources", "report", "launch"},
     {"kernels.__init__", "distribute"},
     {"check", "simulate", "options", "costs"},
