@@ -59,6 +59,11 @@ def can_be_cut(dtype: np.dtype[Any]) -> bool:
     return dtype.newbyteorder("=") != np.float16
 
 
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which parts of a product of ``dtype`` may be added up, by numpy's rules."""
+    return dtype.newbyteorder("=") if can_be_cut(dtype) else np.dtype(np.float32)
+
+
 def _multiply_converted(a: Array, b: Array, c: Array, add: bool) -> Array:
     """With operands of other types, a part at a time: numpy would convert the whole a and b first."""
     np.matmul(a[:0], b[:, :0], out=c[:0, :0])  # operands that do not fit raise here

@@ -8,19 +8,23 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from mpi_matmul import plot
+from mpi_matmul.choose import NAMES, choose, from_facts, to_facts
+from mpi_matmul.comm.collectives import broadcast_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
+from mpi_matmul.costs import Ranks
 from mpi_matmul.ending import end, status_of
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.launch import launched_processes, on_mpi, start_mpi
+from mpi_matmul.machine import load_machine
 from mpi_matmul.measure import Case, Row, Stopped, World, measure, stop_if
-from mpi_matmul.operands import pose, random_operands
-from mpi_matmul.options import BAD_INPUT, OK, Parser, at_least, dtype_named, wrong
+from mpi_matmul.operands import Problem, RandomMatrix, pose, random_operands
+from mpi_matmul.options import BAD_INPUT, OK, Parser, at_least, dtype_named, mesh_of, wrong
 from mpi_matmul.outputs import complain, say
 from mpi_matmul.storage import FileError, OutputFile
 
@@ -60,7 +64,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if getattr(options, name) is None:
             setattr(options, name, default)
     try:
-        options.cases = list(_cases(options))
+        options.products = list(_products(options))
     except ValueError as error:
         raise wrong(str(error)) from None
     return options
@@ -77,7 +81,7 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    size, names = at_least(1), tuple(KERNELS)
+    size, names = at_least(1), NAMES
     add = parser.add_argument
     add("reports", nargs="*", metavar="REPORT.json", help="measure nothing, draw these (with --plot)")
     add(
@@ -89,7 +93,14 @@ def _parser() -> Parser:
         help="may be given several times (default 1024 each, and 4096 each)",
     )
     add("--dtype", nargs="+", type=dtype_named, metavar="D", help="numpy dtypes (default float64)")
-    add("--strategy", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)} (default: all)")
+    add(
+        "--strategy",
+        nargs="+",
+        choices=names,
+        metavar="NAME",
+        help=f"of {', '.join(names)} (default: all but auto)",
+    )
+    add("--mesh", type=mesh_of, metavar="RxS", help="of the ranks, as for the program (default: the best)")
     add("--repeat", type=size, metavar="R", help="how often each is timed (default 5)")
     add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
     add("--plot", metavar="FILE.png", help="draw time as product and as transfer (needs matplotlib)")
@@ -97,10 +108,12 @@ def _parser() -> Parser:
 
 
 _EPILOG = """\
-columns: of limit: the time of the same products without messages, by the time taken; hidden: how much of
-the shorter of products and transfers goes on behind the other; numpy: the time of the products without
-messages, by that of numpy's product on rank 0 with all cores; sent: of all ranks, in the product; peak,
-formula, baseline: memory of the rank that took most, foretold, and of that what it had before.
+columns: copies: making the copies of what is replicated, out of one copy spread over the ranks; foretold:
+the product and these copies, by the numbers of --calibrate (or defaults); of limit: the time of the same
+products without messages, by the time taken; hidden: how much of the shorter of products and transfers goes
+on behind the other; numpy: the time of the products without messages, by that of numpy's product on rank 0
+with all cores; sent: of all ranks, in the product; peak, formula, baseline: memory of the rank that took
+most, foretold, and of that what it had before.
 
 Exit status: 0 measured; 1 a product is wrong, or the bytes sent are not those of the formula; 2 bad usage."""
 
@@ -124,9 +137,12 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
     try:
         _on_root(mailbox, lambda: report.extend(_door(options)))
         world = World(mailbox, mpi_library)
-        _on_root(mailbox, lambda: world.refuse(options.cases))
+        chosen: list[Any] = []
+        _on_root(mailbox, lambda: chosen.extend(_choose(options, world)))
+        cases = list(_cases(options, broadcast_facts(mailbox, chosen, 0)))
+        _on_root(mailbox, lambda: world.refuse(cases))
         _on_root(mailbox, lambda: say("\n".join([world.title(), _line(TITLES)]), people))
-        for case in options.cases:
+        for case in cases:
             new = measure(world, case, options.repeat)
             _on_root(mailbox, partial(_say_rows, new, people))
             rows += new
@@ -173,20 +189,34 @@ def _on_root(mailbox: Mailbox, work: Callable[[], None]) -> None:
     stop_if(mailbox, complaint, BAD_INPUT)
 
 
-def _cases(options: argparse.Namespace) -> Iterator[Case]:
+def _choose(options: argparse.Namespace, world: World) -> Iterator[list[Any]]:
+    """For each product and each strategy: number of the product, what was asked for, and what is taken."""
+    ranks = Ranks.on(world.hosts)
+    machine = load_machine(ranks.hosts, len(world.processors))
+    for number, (problem, _, _) in enumerate(options.products):
+        for name in options.strategy:
+            cost = choose(name, problem, ranks, machine, options.mesh or ())
+            yield [number, name, to_facts(cost.strategy)]
+
+
+def _cases(options: argparse.Namespace, chosen: list[Any]) -> Iterator[Case]:
+    for number, asked, on in chosen:
+        problem, a, b = options.products[number]
+        yield Case(from_facts(on), problem, a, b, asked)
+
+
+def _products(options: argparse.Namespace) -> Iterator[tuple[Problem, RandomMatrix, RandomMatrix]]:
     for m, k, n in options.shape:
         for dtype in options.dtype:
             a, b = random_operands(SEED, m, k, n, dtype.newbyteorder("="))
-            problem = pose(a, b)
-            for name in options.strategy:
-                yield Case(KERNELS[name], problem, a, b)
+            yield pose(a, b), a, b
 
 
 TITLES = (
-    *("strategy", "m x k x n", "dtype", "ranks", "min s", "median s", "GFLOP/s", "of limit", "hidden"),
-    *("numpy", "sent MB", "formula", "peak MB", "formula", "baseline"),
+    *("strategy", "mesh", "m x k x n", "dtype", "ranks", "min s", "median s", "copies s", "foretold"),
+    *("GFLOP/s", "of limit", "hidden", "numpy", "sent MB", "formula", "peak MB", "formula", "baseline"),
 )
-_WIDTHS = (8, 17, 10, 5, 9, 9, 8, 8, 6, 5, 9, 9, 8, 8, 8)
+_WIDTHS = (9, 7, 17, 10, 5, 9, 9, 9, 9, 8, 8, 6, 5, 9, 9, 8, 8, 8)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -201,11 +231,14 @@ def _cells(row: Row) -> tuple[str, ...]:
     numpys = row["numpy_seconds"] and row["compute_only_seconds"] / row["numpy_seconds"]
     return (
         row["strategy"],
+        row["mesh"],
         "x".join(map(str, row["shape"])),
         row["dtype"],
         str(row["ranks"]),
         f"{row['seconds_min']:.5f}",
         f"{row['seconds_median']:.5f}",
+        "-" if row["copies_seconds"] is None else f"{row['copies_seconds']:.5f}",
+        f"{row['predicted_seconds']:.5f}",
         f"{row['gflops']:.1f}",
         f"{row['of_limit']:.3f}",
         *("-" if share is None else f"{share:.2f}" for share in (row["hidden"], numpys)),

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpi_matmul.comm.collectives import all_sum, broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox
-from mpi_matmul.kernels import Kernel
+from mpi_matmul.kernels import Strategy
 from mpi_matmul.layout import ROWS, Array
 from mpi_matmul.operands import Problem, operations
 from mpi_matmul.sources import Operand
@@ -46,26 +46,24 @@ class Product:
     c_shard: Array
 
 
-def choose_check(kind: str, kernel: Kernel, problem: Problem) -> str:
+def choose_check(kind: str, strategy: Strategy, problem: Problem) -> str:
     """Which of "exact", "probe" and "none"; "auto" is exact while that is affordable, else the probe.
 
     ValueError for a probe of a kernel that cannot be probed.
     """
-    if kind == "probe" and not can_probe(kernel):
-        raise ValueError(
-            f"the probe needs a and c by rows, {kernel.name} has {kernel.a.name}, {kernel.c.name}"
-        )
+    if kind == "probe" and not can_probe(strategy):
+        raise ValueError(f"the probe needs a and c by rows, which {strategy} has not")
     if kind != "auto":
         return kind
     with_blas = np.dtype(problem.dtype).char in "fdFD"
     most = AFFORDABLE_OPERATIONS if with_blas else AFFORDABLE_WITHOUT_BLAS
     fits = problem.nbytes <= AFFORDABLE_BYTES
-    return "exact" if (operations(problem) <= most and fits) or not can_probe(kernel) else "probe"
+    return "exact" if (operations(problem) <= most and fits) or not can_probe(strategy) else "probe"
 
 
 def check_product(
     mailbox: Mailbox,
-    kernel: Kernel,
+    strategy: Strategy,
     problem: Problem,
     product: Product,
     kind: str,
@@ -74,7 +72,7 @@ def check_product(
 ) -> Check | None:
     """The verdict on ``root`` (None elsewhere), by "exact", "probe" or "none". Every rank calls this."""
     if kind == "probe":
-        return _probe(mailbox, kernel, problem, product, seed, root)
+        return _probe(mailbox, strategy, problem, product, seed, root)
     if mailbox.rank != root:
         return None
     if kind == "none":
@@ -88,19 +86,19 @@ def _whole(operand: Operand) -> Array:
     return operand.source.part(slice(0, operand.shape[0]), slice(0, operand.shape[1]))
 
 
-def can_probe(kernel: Kernel) -> bool:
+def can_probe(strategy: Strategy) -> bool:
     """Whether every rank has whole rows of a and the same rows of c, as the probe needs them."""
-    return kernel.a == kernel.c == ROWS
+    return strategy.kernel.a == strategy.kernel.c == ROWS
 
 
 def _probe(
-    mailbox: Mailbox, kernel: Kernel, problem: Problem, product: Product, seed: int, root: int
+    mailbox: Mailbox, strategy: Strategy, problem: Problem, product: Product, seed: int, root: int
 ) -> Check | None:
     """Compare c @ x with a @ (b @ x), each rank for its own rows of a and c; b may lie in any way."""
-    rows, _ = kernel.c.slices(problem.c_shape, mailbox.world_size, mailbox.rank)
-    b_rows, columns = kernel.b.slices(problem.b_shape, mailbox.world_size, mailbox.rank)
+    rows, _ = strategy.c.slices(problem.c_shape, mailbox.rank)
+    b_rows, columns = strategy.b.slices(problem.b_shape, mailbox.rank)
     facts = operand_facts(product.b_shard, columns, problem.n)
-    replicated = kernel.b.axis is None
+    replicated = strategy.b.copies == mailbox.world_size
     if not replicated:
         facts = _merge_over_ranks(mailbox, facts, root)
     trials = max(1, min(PROBE_TRIALS, PROBE_BYTES // max(1, (problem.k + problem.n) * _width(problem))))

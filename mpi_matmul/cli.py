@@ -11,24 +11,25 @@ from dataclasses import replace
 from typing import Any
 
 from mpi_matmul import memory
-from mpi_matmul.check import can_probe, choose_check
+from mpi_matmul.choose import from_facts
 from mpi_matmul.comm.collectives import broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
 from mpi_matmul.cores import blas_threads_in_use
-from mpi_matmul.costs import Place, refuse_beyond
+from mpi_matmul.costs import Place
 from mpi_matmul.deliver import delivered
+from mpi_matmul.door import Chosen, open_door
 from mpi_matmul.ending import end, status_of
-from mpi_matmul.kernels import Kernel, kernel_named
+from mpi_matmul.kernels import Strategy
 from mpi_matmul.launch import launched_processes, on_mpi, on_threads, start_mpi
 from mpi_matmul.layout import Array
 from mpi_matmul.multiply import multiply, pass_door
-from mpi_matmul.operands import Problem, random_operands
+from mpi_matmul.operands import Problem
 from mpi_matmul.options import BAD_INPUT, OK, Said, parse
 from mpi_matmul.outputs import Outputs
 from mpi_matmul.progress import Progress
 from mpi_matmul.report import Report
-from mpi_matmul.sources import Operand, Source, pose_sources
+from mpi_matmul.sources import Operand, Source
 from mpi_matmul.storage import FileError
 from mpi_matmul.versions import versions
 
@@ -58,8 +59,14 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
     facts = [platform.node(), versions(), blas_threads_in_use(), baseline, memory.available()]
     hosts, software, threads, baselines, available = _all_ranks(mailbox, facts)
     places = list(map(Place, hosts, baselines, available))
-    checks: dict[str, str] = {}
-    admitted = pass_door(mailbox, lambda: _door(options, outputs, places, checks), root=0)
+    chosen: list[Chosen] = []
+
+    def door() -> tuple[Source, Source, Problem]:
+        operands, plan = open_door(options, outputs, places)
+        chosen.extend(plan)
+        return operands
+
+    admitted = pass_door(mailbox, door, root=0)
     if isinstance(admitted, Exception):
         return end(mailbox, BAD_INPUT, str(admitted))
     problem = admitted[2]
@@ -73,48 +80,24 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
         [problem.m, problem.k, problem.n],
         problem.dtype,
     )
-    checks = broadcast_facts(mailbox, checks, 0)
-    c_shard = _run_all(options, checks, mailbox, *admitted, report, baselines)
+    plan = broadcast_facts(mailbox, [one.facts for one in chosen], 0)
+    c_shard = _run_all(options, plan, mailbox, *admitted, report)
+    report.runs[:] = [
+        replace(
+            run,
+            baseline_memory_bytes=baselines,
+            predicted=one.foretold,
+            chosen_because=one.because,
+            remark=one.remark,
+        )
+        for run, one in zip(report.runs, chosen, strict=mailbox.rank == 0)
+    ]
     status, message = OK, ""
     try:
-        status = _publish(options, mailbox, problem, outputs, report, c_shard)
+        status = _publish(options, mailbox, problem, outputs, report, c_shard, from_facts(plan[-1][0]))
     except FileError as error:
         status, message = BAD_INPUT, str(error)
     return end(mailbox, status, message)
-
-
-def _door(
-    options: argparse.Namespace, outputs: Outputs, places: list[Place], checks: dict[str, str]
-) -> tuple[Source, Source, Problem]:
-    """On rank 0: operands opened, outputs possible, memory enough for each strategy and its check.
-
-    Raises ValueError or TypeError with one line.
-    """
-    if options.operands:
-        a_name, b_name = options.operands
-        a, b, problem = pose_sources(a_name, b_name, a_name, b_name)
-    else:
-        m, k, n = options.shape
-        a, b, problem = pose_sources(*random_operands(options.seed, m, k, n, options.dtype))
-    outputs.check(problem, options.operands)
-    for name in options.strategy:
-        checks[name] = _affordable_check(options, kernel_named(name), problem, places)
-    return a, b, problem
-
-
-def _affordable_check(
-    options: argparse.Namespace, kernel: Kernel, problem: Problem, places: list[Place]
-) -> str:
-    """The check of a strategy, for which there is memory; ValueError when there is not."""
-    check = choose_check(options.check, kernel, problem)
-    try:
-        refuse_beyond(options.max_memory, kernel, problem, check, places)
-    except ValueError:
-        if options.check != "auto" or check == "probe" or not can_probe(kernel):
-            raise
-        check = "probe"
-        refuse_beyond(options.max_memory, kernel, problem, check, places)
-    return check
 
 
 def _all_ranks(mailbox: Mailbox, facts: list[Any]) -> tuple[list[Any], ...]:
@@ -125,33 +108,32 @@ def _all_ranks(mailbox: Mailbox, facts: list[Any]) -> tuple[list[Any], ...]:
 
 def _run_all(
     options: argparse.Namespace,
-    checks: dict[str, str],
+    plan: list[Any],
     mailbox: Mailbox,
     a: Operand,
     b: Operand,
     problem: Problem,
     report: Report,
-    baselines: list[int],
 ) -> Array:
     """Every strategy in turn, into ``report``; this rank's shard of the last product."""
     c_shard: Array | None = None
     with Progress(sys.stderr) if mailbox.rank == 0 else nullcontext() as progress:
-        for name in options.strategy:
+        for strategy, check in plan:
             c_shard = None  # the previous product makes room
             memory.reset_peak()
             outcome = multiply(
                 mailbox,
-                kernel_named(name),
+                from_facts(strategy),
                 problem,
                 a,
                 b,
-                check=checks[name],
+                check=check,
                 seed=options.seed,
                 say=progress.now if progress else lambda activity: None,
                 whole=False,
             )
             if outcome.run is not None:
-                report.runs.append(replace(outcome.run, baseline_memory_bytes=baselines))
+                report.runs.append(outcome.run)
             c_shard = outcome.c_shard
             del outcome
     assert c_shard is not None
@@ -165,13 +147,13 @@ def _publish(
     outputs: Outputs,
     report: Report,
     c_shard: Array,
+    strategy: Strategy,
 ) -> int:
     """Product and report to where they go; the exit status on rank 0. FileError, on rank 0, if that fails."""
     with ExitStack() as stack:
         commit = nothing
         if broadcast_facts(mailbox, options.output is not None and report.passed, 0):
-            placement = kernel_named(options.strategy[-1]).c
-            product = delivered(mailbox, outputs.product, c_shard, placement, problem)
+            product = delivered(mailbox, outputs.product, c_shard, strategy.c, problem)
             try:
                 commit = stack.enter_context(product)
             except FileError:

@@ -1,43 +1,299 @@
-"""What a product costs by formula: bytes sent and memory of each rank, before anything is done."""
+"""What a product costs by formula, before anything is done: memory, bytes, messages and seconds of a
+strategy.
+
+**Bytes.** On a mesh of pm x pk x pn ranks every item of a is needed by pn ranks, every item of b by pm, and
+every item of c is the sum of pk. Whatever the kernel, (pn - 1) m k + (pm - 1) k n + (pk - 1) m n items move:
+inside the product what is sharded, before it the copies of what is replicated. Costs are counted from one
+copy of a and of b, spread over the ranks: a strategy that wants copies pays for them.
+
+**The bound.** A rank that makes mnk / p of the products must touch x items of a, y of b and z of c with
+x y z >= (mnk / p)^2 (Loomis-Whitney), and together the ranks must touch each item. With the sizes of the
+three matrices in descending order that is at least, for dimensions d1 >= d2 >= d3,
+
+    d1 d2 / p + d1 d3 / p + d2 d3        while p <= d1 / d2
+    d1 d2 / p + 2 d3 sqrt(d1 d2 / p)     while p <= d1 d2 / d3^2
+    3 (mnk / p)^(2/3)                    beyond
+
+items on some rank, own ones included (Al Daas, Ballard, Grigori, Kumar, Rouse, Tight Memory-Independent
+Parallel Matrix Multiplication Communication Lower Bounds, SPAA 2022, pages 445-448; the last line is also
+COSMA's, Kwasniewski et al., SC 2019, section 5). With memory for S items, fewer than that, it is 2 mnk / (p
+sqrt(S)) + S (COSMA; up to constants Irony, Toledo, Tiskin, J. Parallel Distrib. Comput. 64(9), 2004, pages
+1017-1026).
+
+**Seconds.** Products take the operations of the largest brick at the speed of a rank; messages take their
+bytes at the speed of the hosts, and their number at the latency of one. Both go on at the same time, but
+copies come before, and so does the b of a kernel that gathers it first.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from mpi_matmul.kernels import Kernel
-from mpi_matmul.operands import Problem
+from mpi_matmul.accumulate import can_be_cut, sum_dtype
+from mpi_matmul.kernels import KERNELS, Strategy
+from mpi_matmul.kernels.fsdp_tp import mesh_of_nodes
+from mpi_matmul.layout import block_range
+from mpi_matmul.machine import Machine
+from mpi_matmul.mesh import Mesh
+from mpi_matmul.operands import Problem, operations
 from mpi_matmul.report import size
 
 TEMPORARY_BYTES = 32 << 20
 
 
-def sent_bytes(kernel: Kernel, problem: Problem, world_size: int) -> list[int]:
+@dataclass(frozen=True)
+class Cost:
+    """One strategy for one product, by formula."""
+
+    strategy: Strategy
+    problem: Problem
+    machine: Machine
+    hosts: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.strategy.mesh.size
+
+    @cached_property
+    def sent_bytes(self) -> int:
+        """Inside the product, all ranks together."""
+        return sum(moved for moved, copied in self._moves() if not copied)
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """Before it, to make the copies of what is replicated out of one copy spread over the ranks."""
+        return sum(moved for moved, copied in self._moves() if copied)
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """Of the rank that needs most, its shards and what is on its way (without the baseline)."""
+        first = self.strategy.mesh.rank_at((0, 0, 0))
+        return rank_memory(self.strategy, self.problem, first)
+
+    @cached_property
+    def most_sent_bytes(self) -> int:
+        """Inside the product, by the rank that sends most."""
+        return max(self.strategy.sent_bytes(self.problem, rank) for rank in self._extremes())
+
+    @cached_property
+    def sent_messages(self) -> int:
+        """Inside the product, by the rank that sends most."""
+        return max(self.strategy.sent_messages(self.problem, rank) for rank in self._extremes())
+
+    @cached_property
+    def touched_items(self) -> float:
+        """Items of a, b and c that a rank touches on average: its own, what comes, sums that it passes on."""
+        problem, mesh = self.problem, self.strategy.mesh
+        sizes = (
+            (problem.m, problem.k, mesh.n),
+            (problem.k, problem.n, mesh.m),
+            (problem.m, problem.n, mesh.k),
+        )
+        return sum(rows * columns * needed_by for rows, columns, needed_by in sizes) / self.ranks
+
+    @cached_property
+    def seconds(self) -> float:
+        """From one copy of a and b, spread over the ranks, to c."""
+        return self.copy_seconds + self.multiply_seconds
+
+    @property
+    def copy_seconds(self) -> float:
+        return self.copied_bytes / self._bandwidth
+
+    @cached_property
+    def multiply_seconds(self) -> float:
+        """Inside the product."""
+        of_a, of_b, of_c = (0 if copied else moved / self._bandwidth for moved, copied in self._moves())
+        latency = self._messages_about() * self.machine.latency
+        first = of_b if self._gathers_b_first() else 0.0
+        return first + max(self._compute_seconds(), of_a + of_b + of_c - first) + latency
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.machine.bandwidth * self.hosts
+
+    def _moves(self) -> list[tuple[int, bool]]:
+        """For a, b and c: bytes that move, and whether as copies before the product."""
+        problem, mesh, kernel = self.problem, self.strategy.mesh, self.strategy.kernel
+        itemsizes = [np.dtype(dtype).itemsize for dtype in (problem.a_dtype, problem.b_dtype)]
+        a_copied = "n" not in kernel.a.rows + kernel.a.columns
+        b_copied = "m" not in kernel.b.rows + kernel.b.columns
+        return [
+            ((mesh.n - 1) * problem.m * problem.k * itemsizes[0], a_copied),
+            ((mesh.m - 1) * problem.k * problem.n * itemsizes[1], b_copied),
+            ((mesh.k - 1) * problem.m * problem.n * sum_dtype(np.dtype(problem.dtype)).itemsize, False),
+        ]
+
+    def _compute_seconds(self) -> float:
+        brick = math.prod(
+            map(_most, (self.problem.m, self.problem.k, self.problem.n), self.strategy.mesh.shape)
+        )
+        whole = max(1, self.problem.m * self.problem.k * self.problem.n)
+        of_rank = self.machine.flops * self.hosts / self.ranks * speed_of(np.dtype(self.problem.dtype))
+        return operations(self.problem) / whole * brick / of_rank
+
+    def _messages_about(self) -> float:
+        """Of a rank; the number that `sent_messages` counts, without going over all tiles."""
+        mesh = self.strategy.mesh
+        if not self.sent_bytes:
+            return 0
+        if self.strategy.name in ("fsdp", "fsdp_tp"):
+            return self.strategy.sent_messages(self.problem, mesh.rank_at((0, 0, 0)))
+        if mesh.m + mesh.n < 200:
+            return self.strategy.sent_messages(self.problem, mesh.rank_at((0, 0, 0)))
+        return (
+            (mesh.m + mesh.n - math.gcd(mesh.m, mesh.n)) * mesh.k * ((mesh.m > 1) + (mesh.n > 1)) + mesh.k - 1
+        )
+
+    def _gathers_b_first(self) -> bool:
+        stays = self.strategy.mesh.k == 1 and can_be_cut(np.dtype(self.problem.dtype))
+        return self.strategy.name in ("summa", "grid3d") and not stays
+
+    def _extremes(self) -> Iterable[int]:
+        """Ranks among which are those that own most, and those whose neighbours own least."""
+        mesh = self.strategy.mesh
+        places = [sorted({0, max(size - 2, 0), size - 1}) for size in mesh.shape]
+        return (mesh.rank_at((i, j, k)) for i in places[0] for j in places[1] for k in places[2])
+
+
+def _most(length: int, parts: int) -> int:
+    start, stop = block_range(length, parts, 0)
+    return stop - start
+
+
+def speed_of(dtype: np.dtype[np.generic]) -> float:
+    """How fast a type is multiplied, beside float64: BLAS knows four types, numpy's own loops are slow."""
+    return {"f": 2.0, "d": 1.0, "F": 2.0, "D": 1.0}.get(dtype.char, 0.02)
+
+
+# ---- the bound ----
+
+
+def least_touched_items(m: int, k: int, n: int, ranks: int, memory_items: float = math.inf) -> float:
+    """So many items of a, b and c some rank must touch, see above; 0 for an empty product."""
+    large, middle, small = sorted((m, k, n), reverse=True)
+    work = m * k * n / ranks
+    if not work:
+        return 0.0
+    if ranks <= large / middle:
+        least = large * (middle + small) / ranks + middle * small
+    elif ranks <= large * middle / small**2:
+        least = large * middle / ranks + 2 * small * math.sqrt(large * middle / ranks)
+    else:
+        least = 3 * work ** (2 / 3)
+    if memory_items < work ** (2 / 3):
+        least = max(least, 2 * work / math.sqrt(memory_items) + memory_items)
+    return least
+
+
+# ---- choosing ----
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that are there: how many, and on which hosts (in rank order, where that is known)."""
+
+    number: int
+    hosts: int = 1
+    node_of: tuple[str, ...] = ()
+
+    @classmethod
+    def on(cls, node_of: Sequence[str]) -> Ranks:
+        return cls(len(node_of), len(set(node_of)), tuple(node_of))
+
+
+def strategies(name: str, ranks: Ranks, mesh: Sequence[int] = ()) -> list[Strategy]:
+    """All strategies of one name ("auto": of any name) on these ranks, or those on ``mesh``.
+
+    ``mesh`` is r x s: of fsdp_tp nodes x ranks of a node, of summa the grid; or pm x pk x pn. ValueError when
+    it does not suit.
+    """
+    if name == "auto":
+        return [strategy for each in KERNELS for strategy in strategies(each, ranks)]
+    kernel = KERNELS[name]
+    found = list(kernel.meshes(ranks.number))
+    if mesh:
+        wanted = {(*mesh,)} if len(mesh) == 3 else {(mesh[0], 1, mesh[1])}
+        if len(mesh) == 2 and name in ("summa", "grid3d"):
+            wanted |= {(mesh[0], mesh[1], 1), (1, mesh[0], mesh[1])}
+        # What was asked for by name need not be what would be chosen: any mesh of the right kind will do.
+        found = [each for each in _all_of(name, ranks.number) if each.shape in wanted]
+        if not found:
+            shape = "x".join(map(str, mesh))
+            raise ValueError(f"--mesh {shape} does not suit {name} on {ranks.number} ranks")
+    elif name == "fsdp_tp" and ranks.node_of:
+        found = [mesh_of_nodes(ranks.node_of)]
+    elif name == "fsdp_tp":
+        found = [Mesh(ranks.hosts, 1, ranks.number // ranks.hosts)] if ranks.number % ranks.hosts == 0 else []
+    return [kernel.on(each) for each in found]
+
+
+def _all_of(name: str, number: int) -> Iterable[Mesh]:
+    return KERNELS["grid3d" if name == "summa" else name].meshes(number)
+
+
+def costs_of(
+    names: Iterable[str], problem: Problem, ranks: Ranks, machine: Machine, mesh: Sequence[int] = ()
+) -> list[Cost]:
+    """The costs of all strategies of these names."""
+    return [
+        Cost(strategy, problem, machine, ranks.hosts)
+        for name in names
+        for strategy in strategies(name, ranks, mesh)
+    ]
+
+
+def cheapest(costs: Sequence[Cost], fits: Callable[[Cost], bool] = lambda cost: True) -> Cost | None:
+    """The one that is foretold to take the fewest seconds of those that fit; of equals that with fewer bytes.
+
+    None when nothing fits.
+    """
+    order = {name: number for number, name in enumerate(KERNELS)}
+
+    def key(cost: Cost) -> tuple[float, ...]:
+        # Seconds that differ by less than the model can know are equal.
+        seconds = float(f"{cost.seconds:.2g}")
+        return seconds, cost.sent_bytes + cost.copied_bytes, order[cost.strategy.name], cost.seconds
+
+    for cost in sorted(costs, key=key):
+        if fits(cost):
+            return cost
+    return None
+
+
+# ---- memory ----
+
+
+def sent_bytes(strategy: Strategy, problem: Problem) -> list[int]:
     """Bytes that each rank sends inside the product."""
-    itemsize = np.dtype(problem.b_dtype).itemsize
-    sizes = (problem.m, problem.k, problem.n, itemsize, world_size)
-    return [kernel.sent_bytes(*sizes, rank) for rank in range(world_size)]
+    return [strategy.sent_bytes(problem, rank) for rank in range(strategy.mesh.size)]
 
 
-def memory_bytes(kernel: Kernel, problem: Problem, world_size: int) -> list[int]:
+def memory_bytes(strategy: Strategy, problem: Problem) -> list[int]:
     """The most memory that each rank needs for its shards and for blocks on their way (no baseline)."""
-    itemsize = np.dtype(problem.b_dtype).itemsize
-    extra = kernel.extra_bytes(problem.m, problem.k, problem.n, itemsize, world_size)
-    return [shard_bytes(kernel, problem, world_size, rank) + extra for rank in range(world_size)]
+    return [rank_memory(strategy, problem, rank) for rank in range(strategy.mesh.size)]
 
 
-def shard_bytes(kernel: Kernel, problem: Problem, world_size: int, rank: int) -> int:
+def rank_memory(strategy: Strategy, problem: Problem, rank: int) -> int:
+    """The same for one rank."""
+    return shard_bytes(strategy, problem, rank) + strategy.extra_bytes(problem, rank)
+
+
+def shard_bytes(strategy: Strategy, problem: Problem, rank: int) -> int:
     """The shards of a, b and c of one rank."""
     matrices = (
-        (kernel.a, problem.a_shape, problem.a_dtype),
-        (kernel.b, problem.b_shape, problem.b_dtype),
-        (kernel.c, problem.c_shape, problem.dtype),
+        (strategy.a, problem.a_shape, problem.a_dtype),
+        (strategy.b, problem.b_shape, problem.b_dtype),
+        (strategy.c, problem.c_shape, problem.dtype),
     )
     return sum(
-        math.prod(placement.shard_shape(shape, world_size, rank)) * np.dtype(dtype).itemsize
-        for placement, shape, dtype in matrices
+        math.prod(distribution.shard_shape(shape, rank)) * np.dtype(dtype).itemsize
+        for distribution, shape, dtype in matrices
     )
 
 
@@ -51,26 +307,26 @@ class Place:
 
 
 def refuse_beyond(
-    limit: int | None, kernel: Kernel, problem: Problem, check: str, places: list[Place]
+    limit: int | None, strategy: Strategy, problem: Problem, check: str, places: list[Place]
 ) -> None:
     """ValueError with the amounts when a rank needs more than ``limit`` bytes, or a host more than it has.
 
     Besides shards and blocks a rank needs room for panels that are read, written and checked; rank 0 needs
     the whole a, b and c for an exact check. ``places`` are in rank order.
     """
-    needed = [shards + min(TEMPORARY_BYTES, shards) for shards in memory_bytes(kernel, problem, len(places))]
+    needed = [shards + min(TEMPORARY_BYTES, shards) for shards in memory_bytes(strategy, problem)]
     needed[0] += problem.nbytes if check == "exact" else 0
     totals = [more + place.baseline_bytes for more, place in zip(needed, places, strict=True)]
     rank = max(range(len(places)), key=totals.__getitem__)
     if limit is not None and totals[rank] > limit:
         raise ValueError(
-            f"{kernel.name} needs {size(totals[rank])} on rank {rank}, "
+            f"{strategy.name} needs {size(totals[rank])} on rank {rank}, "
             f"{size(totals[rank] - limit)} more than --max-memory {size(limit)}"
         )
     for place in places:
         on_host = sum(more for more, other in zip(needed, places, strict=True) if other.host == place.host)
         if place.available_bytes is not None and on_host > place.available_bytes:
             raise ValueError(
-                f"{kernel.name} needs {size(on_host)} of memory on {place.host}, "
+                f"{strategy.name} needs {size(on_host)} of memory on {place.host}, "
                 f"{size(on_host - place.available_bytes)} more than there is ({size(place.available_bytes)})"
             )

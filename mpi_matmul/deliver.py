@@ -10,7 +10,7 @@ from mpi_matmul.comm.collectives import broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.comm.protocol import Transfer
 from mpi_matmul.distribute import row_panels
-from mpi_matmul.layout import Array, Placement, length
+from mpi_matmul.layout import Array, Distribution, length
 from mpi_matmul.operands import Problem
 from mpi_matmul.storage import FileError, MatrixPart, OutputFile, StagedMatrix, open_part
 
@@ -20,7 +20,7 @@ ON_THE_WAY = 2  # panels of one rank
 
 @contextmanager
 def delivered(
-    mailbox: Mailbox, output: OutputFile | None, c_shard: Array, placement: Placement, problem: Problem
+    mailbox: Mailbox, output: OutputFile | None, c_shard: Array, distribution: Distribution, problem: Problem
 ) -> Iterator[Callable[[], None]]:
     """Write the product beside the target of ``output``, which is rank 0's; every rank calls this.
 
@@ -33,7 +33,7 @@ def delivered(
         offer = broadcast_facts(mailbox, offer, ROOT)
         if offer is not None:
             part = staged or _join(stack, problem, *offer)
-            reason = _write_all(mailbox, part, c_shard, placement, problem)
+            reason = _write_all(mailbox, part, c_shard, distribution, problem)
         if output is not None and reason:
             raise FileError(output.path, reason)
         yield staged.commit if staged is not None else lambda: None
@@ -63,17 +63,17 @@ def _join(stack: ExitStack, problem: Problem, name: str, offset: int, target: st
 
 
 def _write_all(
-    mailbox: Mailbox, part: MatrixPart | None, c_shard: Array, placement: Placement, problem: Problem
+    mailbox: Mailbox, part: MatrixPart | None, c_shard: Array, distribution: Distribution, problem: Problem
 ) -> str | None:
     """Every rank's shard into the file; on rank 0 the first reason why one could not be written."""
     able = broadcast_facts(mailbox, gather_facts(mailbox, part is not None, ROOT), ROOT)
-    whole = placement.slices(problem.c_shape, mailbox.world_size, mailbox.rank)
+    whole = distribution.slices(problem.c_shape, mailbox.rank)
     reason = None if part is None else _reason(part, *whole, c_shard)
     if part is None:
         _stream(mailbox, c_shard)
     elif mailbox.rank == ROOT:
         for rank in (rank for rank, writes in enumerate(able) if not writes):
-            rows, columns = placement.slices(problem.c_shape, mailbox.world_size, rank)
+            rows, columns = distribution.slices(problem.c_shape, rank)
             row_bytes = length(columns) * c_shard.itemsize
             for panel in row_panels(length(rows), row_bytes):
                 block = mailbox.recv(rank)  # also when the disk is full: the sender must come to an end

@@ -15,7 +15,7 @@ import numpy as np
 from mpi_matmul.comm.collectives import pass_down
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.comm.protocol import Transfer
-from mpi_matmul.layout import Array, Placement, Shape, length
+from mpi_matmul.layout import Array, Distribution, Shape, length
 from mpi_matmul.sources import Operand, Source, WholeArray
 from mpi_matmul.stream import Stream
 
@@ -52,48 +52,60 @@ class Arrivals:
             self.leaving.popleft().wait()
 
 
-def scatter(mailbox: Mailbox, operand: Operand, placement: Placement, root: int, arrivals: Arrivals) -> Array:
+def scatter(
+    mailbox: Mailbox, operand: Operand, distribution: Distribution, root: int, arrivals: Arrivals
+) -> Array:
     """This rank's shard of ``operand``, in native byte order; parts of it may still be among ``arrivals``.
 
-    On a rank with the whole array it is a read-only view of that.
+    On a rank with the whole array it is a read-only view of that. Ranks without a source that own the same
+    part get it down a tree, the first of which is the root.
     """
-    if placement.axis is None:
-        return _replicate(mailbox, operand, root)
     if mailbox.rank == root:
         assert operand.source is not None
-        _send_panels(mailbox, operand, operand.source, placement, arrivals)
+        _send_panels(mailbox, operand, operand.source, distribution, arrivals)
     if operand.source is not None:
-        return operand.source.part(*placement.slices(operand.shape, mailbox.world_size, mailbox.rank))
-    shard = _empty(placement.shard_shape(operand.shape, mailbox.world_size, mailbox.rank), operand.dtype)
+        return operand.source.part(*distribution.slices(operand.shape, mailbox.rank))
+    shard = _empty(distribution.shard_shape(operand.shape, mailbox.rank), operand.dtype)
+    members = _without_source(operand, distribution)[distribution.first_owner(mailbox.rank)]
     for rows in row_panels(shard.shape[0], shard.strides[0]):
-        arrivals.coming.append((rows, mailbox.start_recv(root, shard[rows])))
+        if len(members) == 1:
+            arrivals.coming.append((rows, mailbox.start_recv(root, shard[rows])))
+        else:
+            arrivals.leaving += pass_down(mailbox, shard[rows], [root, *members])[1]
     return shard
 
 
+def _without_source(operand: Operand, distribution: Distribution) -> dict[int, list[int]]:
+    """The ranks without a source, by the part that they own (its first owner)."""
+    members: dict[int, list[int]] = {}
+    for rank, has_source in enumerate(operand.readers):
+        if not has_source:
+            members.setdefault(distribution.first_owner(rank), []).append(rank)
+    return members
+
+
 def _send_panels(
-    mailbox: Mailbox, operand: Operand, source: Source, placement: Placement, arrivals: Arrivals
+    mailbox: Mailbox, operand: Operand, source: Source, distribution: Distribution, arrivals: Arrivals
 ) -> None:
-    """To each rank without a source the panels of its shard, the first ones of all ranks first."""
+    """To the ranks without a source the panels of their shards, the first ones of all shards first."""
     is_view = isinstance(source, WholeArray)
     waiting = deque(
-        (rank, panels)
-        for rank, has_source in enumerate(operand.readers)
-        if not has_source and (panels := _panels_of(operand, placement, mailbox.world_size, rank))
+        (ranks, panels)
+        for ranks in _without_source(operand, distribution).values()
+        if (panels := _panels_of(operand, distribution, ranks[0]))
     )
     while waiting:
-        rank, panels = waiting.popleft()
-        arrivals.leaving.append(mailbox.start_send(rank, source.part(*panels.popleft())))
+        ranks, panels = waiting.popleft()
+        arrivals.leaving += pass_down(mailbox, source.part(*panels.popleft()), [mailbox.rank, *ranks])[1]
         if panels:
-            waiting.append((rank, panels))
+            waiting.append((ranks, panels))
         while not is_view and len(arrivals.leaving) > READ_AHEAD:
             arrivals.leaving.popleft().wait()
 
 
-def _panels_of(
-    operand: Operand, placement: Placement, world_size: int, rank: int
-) -> deque[tuple[slice, slice]]:
+def _panels_of(operand: Operand, distribution: Distribution, rank: int) -> deque[tuple[slice, slice]]:
     """The panels of a rank's shard, as parts of the whole matrix."""
-    rows, columns = placement.slices(operand.shape, world_size, rank)
+    rows, columns = distribution.slices(operand.shape, rank)
     row_bytes = length(columns) * operand.dtype.itemsize
     return deque(
         (slice(rows.start + panel.start, rows.start + panel.stop), columns)
@@ -101,51 +113,34 @@ def _panels_of(
     )
 
 
-def _replicate(mailbox: Mailbox, operand: Operand, root: int) -> Array:
-    """The whole matrix on every rank; to those without a source it goes down a tree, in panels."""
-    whole = slice(0, operand.shape[0]), slice(0, operand.shape[1])
-    without = [rank for rank, has_source in enumerate(operand.readers) if not has_source]
-    matrix = _empty(operand.shape, operand.dtype) if operand.source is None else operand.source.part(*whole)
-    members = [root, *without]
-    if without and mailbox.rank in members:
-        sends = [
-            send
-            for rows in row_panels(operand.shape[0], operand.shape[1] * operand.dtype.itemsize)
-            for send in pass_down(mailbox, matrix[rows], members)[1]
-        ]
-        for send in sends:
-            send.wait()
-    return matrix
-
-
 def _empty(shape: Shape, dtype: np.dtype[Any]) -> Array:
     return np.empty(shape, dtype.newbyteorder("="))
 
 
 def empty_result(
-    shape: Shape, dtype: np.dtype[Any], placement: Placement, mailbox: Mailbox, root: int, whole: bool
+    shape: Shape, dtype: np.dtype[Any], distribution: Distribution, mailbox: Mailbox, root: int, whole: bool
 ) -> tuple[Array | None, Array]:
     """``(c, c_shard)``, unfilled. With ``whole``, the shard on ``root`` is a view of the whole c."""
     if whole and mailbox.rank == root:
         c = np.empty(shape, dtype)
-        return c, c[placement.slices(shape, mailbox.world_size, root)]
-    return None, np.empty(placement.shard_shape(shape, mailbox.world_size, mailbox.rank), dtype)
+        return c, c[distribution.slices(shape, root)]
+    return None, np.empty(distribution.shard_shape(shape, mailbox.rank), dtype)
 
 
 class Returns:
     """c_shards on their way to the whole ``c`` on ``root``, each panel straight into its place."""
 
     def __init__(
-        self, mailbox: Mailbox, c: Array | None, c_shard: Array, placement: Placement, root: int
+        self, mailbox: Mailbox, c: Array | None, c_shard: Array, distribution: Distribution, root: int
     ) -> None:
         self._mailbox, self._root = mailbox, root
-        self._c, self._c_shard, self._placement = c, c_shard, placement
+        self._c, self._c_shard, self._distribution = c, c_shard, distribution
         self.panels = deque(row_panels(*_rows_of(c_shard)) if mailbox.rank != root else ())
         self._way = Arrivals()
 
     def start(self) -> None:
         """On the root all panels may come: no other message is expected from anybody meanwhile."""
-        parts = self._placement.split(self._c, self._mailbox.world_size) if self._c is not None else ()
+        parts = self._distribution.split(self._c) if self._c is not None else ()
         for rank, part in enumerate(parts):
             for rows in row_panels(*_rows_of(part)) if rank != self._root else ():
                 self._way.coming.append((rows, self._mailbox.start_recv(rank, part[rows])))

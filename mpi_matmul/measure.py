@@ -5,7 +5,7 @@ takes is its own memory. Timed in turn, so that a machine whose speed changes do
 
 * the kernel;
 * its limit, compute-only: the same ranks make the same products at the same time, without any message;
-* transfer-only: the same messages with no row of a and c, so without any product.
+* transfer-only: the same messages without any product.
 
 After them numpy's own product of the whole operands, on rank 0, with all cores, while the others sleep: it
 tells whether the limit is one. Where it would take too much memory or time (see `_can_have_numpys`), there is
@@ -36,16 +36,21 @@ import numpy as np
 import threadpoolctl
 
 from mpi_matmul import costs, memory
+from mpi_matmul.accumulate import multiply_into
+from mpi_matmul.blocks import BLOCK_BYTES, WINDOW
 from mpi_matmul.comm.collectives import barrier, broadcast_facts, gather_facts
 from mpi_matmul.comm.counting import CountingMailbox
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.comm.protocol import Transfer
+from mpi_matmul.comm.ring import ring_all_gather
 from mpi_matmul.cores import blas_threads_in_use, processors, threads_per_rank
-from mpi_matmul.kernels import Kernel
-from mpi_matmul.layout import ROWS, Array, Shape, length
+from mpi_matmul.kernels import Strategy
+from mpi_matmul.layout import Array, Shape, block_range, length
+from mpi_matmul.machine import load_machine
 from mpi_matmul.operands import Problem, RandomMatrix, operations
 from mpi_matmul.options import BAD_INPUT, CHECK_FAILED
 from mpi_matmul.verify import exact_check
+from mpi_matmul.work import MultiplyInto, Work
 
 CHECKED_COLUMNS = 512  # of c at a time, so that b is nowhere whole
 NUMPY_BYTES, NUMPY_SECONDS = 4e9, 60.0
@@ -72,13 +77,18 @@ def stop_if(mailbox: Mailbox, complaint: str, status: int) -> None:
 class Case:
     """One product: a (m, k) @ b (k, n) by one kernel."""
 
-    kernel: Kernel
+    strategy: Strategy
     problem: Problem
     a: RandomMatrix
     b: RandomMatrix
+    asked: str = ""
+
+    def work(self, mailbox: Mailbox, multiply_into: MultiplyInto = multiply_into) -> Work:
+        """What the kernel gets on the rank of this mailbox."""
+        return Work(mailbox, self.strategy.mesh, self.problem, multiply_into=multiply_into)
 
     def __str__(self) -> str:
-        return f"{self.kernel.name} ({_times(self.a.shape)}) @ ({_times(self.b.shape)}) {self.a.dtype}"
+        return f"{self.strategy} ({_times(self.a.shape)}) @ ({_times(self.b.shape)}) {self.a.dtype}"
 
 
 def _times(shape: Sequence[int]) -> str:
@@ -102,7 +112,13 @@ class World:
     def refuse(self, cases: Sequence[Case]) -> None:
         """ValueError with the amounts for a case that needs more memory than a host has."""
         for case in cases:
-            costs.refuse_beyond(None, case.kernel, case.problem, "none", self._places)
+            costs.refuse_beyond(None, case.strategy, case.problem, "none", self._places)
+
+    def cost(self, case: Case) -> costs.Cost:
+        """What is foretold of a case."""
+        hosts = len(set(self.hosts))
+        machine = load_machine(hosts, len(self.processors))
+        return costs.Cost(case.strategy, case.problem, machine, hosts)
 
     def title(self) -> str:
         hosts, threads = sorted(set(self.hosts)), sorted(set(self.blas_threads))
@@ -121,13 +137,13 @@ def measure(world: World, case: Case, repeat: int) -> list[Row]:
     noting = NotingMailbox(mailbox)
     barrier(mailbox)
     memory.reset_peak()
-    case.kernel.multiply(noting, *shards)
+    case.strategy.kernel.multiply(case.work(noting), *shards)
     peak = memory.peak()
     wrong = _wrong_product(mailbox, case, shards[2])
     stop_if(mailbox, f"{case}: wrong product: {wrong}" if wrong else "", CHECK_FAILED)
-    sent = costs.sent_bytes(case.kernel, problem, mailbox.world_size)
-    differ = f"{case}: rank {rank} sent {noting.sent_bytes} bytes, {sent[rank]} by the formula"
-    stop_if(mailbox, differ if noting.sent_bytes != sent[rank] else "", CHECK_FAILED)
+    sent = case.strategy.sent_bytes(problem, rank)
+    differ = f"{case}: rank {rank} sent {noting.sent_bytes} bytes, {sent} by the formula"
+    stop_if(mailbox, differ if noting.sent_bytes != sent else "", CHECK_FAILED)
     seconds = _time_in_turn(world, case, shards, noting, repeat)
     numpys = _time_numpys(world, case, seconds["compute_only"], repeat)
     facts = gather_facts(mailbox, [noting.sent_bytes, peak, baseline, seconds], 0)
@@ -148,11 +164,11 @@ def _settle(problem: Problem) -> None:
 
 def _shards(mailbox: Mailbox, case: Case) -> tuple[Array, Array, Array]:
     """This rank's a, b and c (unfilled). Stopped, everywhere, if they have no room."""
-    here, kernel, complaint = (mailbox.world_size, mailbox.rank), case.kernel, ""
+    rank, strategy, complaint = mailbox.rank, case.strategy, ""
     try:
-        c = np.empty(kernel.c.shard_shape(case.problem.c_shape, *here), case.problem.dtype)
-        a = _part(case.a, *kernel.a.slices(case.a.shape, *here))
-        b = _part(case.b, *kernel.b.slices(case.b.shape, *here))
+        c = np.empty(strategy.c.shard_shape(case.problem.c_shape, rank), case.problem.dtype)
+        a = _part(case.a, *strategy.a.slices(case.a.shape, rank))
+        b = _part(case.b, *strategy.b.slices(case.b.shape, rank))
     except (MemoryError, ValueError) as error:  # numpy says "array is too big" with a ValueError
         complaint = f"{case}: not enough memory on rank {mailbox.rank} ({error})"
     stop_if(mailbox, complaint, BAD_INPUT)
@@ -167,7 +183,7 @@ def _part(matrix: RandomMatrix, rows: slice, columns: slice) -> Array:
 
 def _wrong_product(mailbox: Mailbox, case: Case, c_shard: Array) -> str:
     """How this rank's part of c differs from numpy's product of these rows of a and columns of b."""
-    rows, columns = case.kernel.c.slices(case.problem.c_shape, mailbox.world_size, mailbox.rank)
+    rows, columns = case.strategy.c.slices(case.problem.c_shape, mailbox.rank)
     whole = slice(0, case.problem.k)
     a_rows = _part(case.a, rows, whole)
     for start in range(columns.start, columns.stop, CHECKED_COLUMNS):
@@ -186,27 +202,55 @@ def _time_in_turn(
     world: World, case: Case, shards: tuple[Array, Array, Array], noting: NotingMailbox, repeat: int
 ) -> dict[str, list[float]]:
     """Seconds on this rank of the kernel, of products alone and of transfers alone, if there are any."""
-    (a, b, c), mailbox, multiply = shards, world.mailbox, case.kernel.multiply
-    silent = SilentMailbox(noting, b)
+    mailbox, multiply = world.mailbox, case.strategy.kernel.multiply
+    silent = SilentMailbox(noting, shards[1])
+    copies = [line for line in _copied(case, mailbox, shards) if line[0].world_size > 1]
     turns: dict[str, Callable[[], object]] = {}
     if _has_transfers(world, case):
-        turns["transfer_only"] = lambda: multiply(mailbox, a[:0], b, c[:0])
-    turns["kernel"] = lambda: multiply(mailbox, a, b, c)
-    turns["compute_only"] = lambda: multiply(silent, a, b, c)
+        turns["transfer_only"] = lambda: multiply(case.work(mailbox, no_product), *shards)
+    if copies:
+        turns["copies"] = lambda: make_copies(copies)
+    turns["kernel"] = lambda: multiply(case.work(mailbox), *shards)
+    turns["compute_only"] = lambda: multiply(case.work(silent), *shards)
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(repeat + 1):
         for name, turn in turns.items():
             seconds[name].append(_together(mailbox, turn))
         # The two that are compared change places: what goes before leaves the caches as it likes.
-        first = next(name for name in turns if name != "transfer_only")
+        first = next(name for name in turns if name in ("kernel", "compute_only"))
         turns[first] = turns.pop(first)
     return {name: times[1:] for name, times in seconds.items()}  # the first were for warming up
 
 
+def _copied(
+    case: Case, mailbox: Mailbox, shards: tuple[Array, Array, Array]
+) -> Iterator[tuple[Mailbox, Array]]:
+    """What is replicated, and the ranks that have the same: operand by operand."""
+    for axis, placement, shard in zip(
+        "nm", (case.strategy.kernel.a, case.strategy.kernel.b), shards, strict=False
+    ):
+        if axis not in placement.rows + placement.columns:
+            yield case.work(mailbox).along(axis), shard
+
+
+def make_copies(copies: list[tuple[Mailbox, Array]]) -> None:
+    """The messages that copies need: every rank has an equal part of the rows, and gathers the others'."""
+    for mailbox, matrix in copies:
+        rows = slice(*block_range(matrix.shape[0], mailbox.world_size, mailbox.rank))
+        number = max(1, matrix.nbytes // mailbox.world_size // BLOCK_BYTES)
+        parts = [slice(*block_range(length(rows), number, i)) for i in range(number)]
+        for _ in ring_all_gather(mailbox, (matrix[rows][part] for part in parts), number, WINDOW):
+            pass
+
+
+def no_product(a: Array, b: Array, c: Array, add: bool) -> Array:
+    """In place of the product, where the messages alone are wanted."""
+    return c
+
+
 def _has_transfers(world: World, case: Case) -> bool:
-    """Whether bytes are sent, and without rows of a and c the messages are the same."""
-    sent = sum(costs.sent_bytes(case.kernel, case.problem, world.mailbox.world_size))
-    return sent > 0 and case.kernel.a == case.kernel.c == ROWS
+    """Whether bytes are sent."""
+    return sum(costs.sent_bytes(case.strategy, case.problem)) > 0
 
 
 def _together(mailbox: Mailbox, turn: Callable[[], object]) -> float:
@@ -351,9 +395,12 @@ def _row(world: World, case: Case, facts: list[Any], numpys: list[float]) -> Row
     medians = {name: statistics.median(times) for name, times in slowest.items()}
     taken, limit, transfer = medians["kernel"], medians["compute_only"], medians.get("transfer_only")
     problem, world_size = case.problem, world.mailbox.world_size
-    needed = costs.memory_bytes(case.kernel, problem, world_size)
+    needed = costs.memory_bytes(case.strategy, problem)
+    cost = world.cost(case)
     return {
-        "strategy": case.kernel.name,
+        "strategy": case.strategy.name,
+        "mesh": str(case.strategy.mesh),
+        "asked": case.asked or case.strategy.name,
         "shape": [problem.m, problem.k, problem.n],
         "dtype": str(case.a.dtype),
         "ranks": world_size,
@@ -361,12 +408,14 @@ def _row(world: World, case: Case, facts: list[Any], numpys: list[float]) -> Row
         "seconds_median": taken,
         "compute_only_seconds": limit,
         "transfer_only_seconds": transfer,
+        "copies_seconds": medians.get("copies"),
+        "predicted_seconds": cost.seconds,
         "numpy_seconds": statistics.median(numpys) if numpys else None,
         "gflops": operations(problem) / taken / 1e9,
         "of_limit": limit / taken,
         "hidden": None if transfer is None else hidden_share(taken, limit, transfer),
         "sent_bytes": sum(sent),
-        "predicted_sent_bytes": sum(costs.sent_bytes(case.kernel, problem, world_size)),
+        "predicted_sent_bytes": sum(costs.sent_bytes(case.strategy, problem)),
         "peak_memory_bytes": peaks,
         "predicted_memory_bytes": [sum(pair) for pair in zip(needed, baselines, strict=True)],
         "baseline_memory_bytes": baselines,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,17 +13,23 @@ import numpy as np
 
 from mpi_matmul import memory
 from mpi_matmul.check import Product, check_product, choose_check
+from mpi_matmul.choose import AUTO, NAMES, choose, from_facts, to_facts
 from mpi_matmul.comm.collectives import barrier, broadcast_facts, gather_facts
 from mpi_matmul.comm.counting import CountingMailbox
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, rank_in_world
+from mpi_matmul.cores import processors
+from mpi_matmul.costs import Ranks
 from mpi_matmul.distribute import Arrivals, Door, Returns, empty_result, scatter
-from mpi_matmul.kernels import Kernel, kernel_named
+from mpi_matmul.kernels import Strategy
 from mpi_matmul.launch import on_mpi
 from mpi_matmul.layout import Array
+from mpi_matmul.machine import load_machine
 from mpi_matmul.operands import Problem
 from mpi_matmul.report import Run
 from mpi_matmul.sources import Operand, Source, open_recipe, pose_sources
+from mpi_matmul.stream import ALL_HERE
+from mpi_matmul.work import Work
 
 Say = Callable[[Callable[[], str]], None]
 
@@ -38,7 +45,7 @@ class Outcome:
 
 def multiply(
     mailbox: Mailbox,
-    kernel: Kernel,
+    strategy: Strategy,
     problem: Problem,
     a: Operand,
     b: Operand,
@@ -52,36 +59,38 @@ def multiply(
 
     Every rank calls this with the same problem.
     """
-    clock, counter = _Clock(kernel.name, say), CountingMailbox(mailbox)
-    check = choose_check(check, kernel, problem)
+    clock, counter = _Clock(str(strategy), say), CountingMailbox(mailbox)
+    streams = strategy.kernel.streams
+    check = choose_check(check, strategy, problem)
     barrier(mailbox)  # nobody's clock runs while another still checks the product before
     with clock("distribute"):
         arrivals = Arrivals()
-        b_shard = scatter(mailbox, b, kernel.b, root, arrivals)
-        if kernel.streams:
+        b_shard = scatter(mailbox, b, strategy.b, root, arrivals)
+        if streams:
             arrivals.finish()
-        a_shard = scatter(mailbox, a, kernel.a, root, arrivals)
-        if not kernel.streams:
+        a_shard = scatter(mailbox, a, strategy.a, root, arrivals)
+        if not streams:
             arrivals.finish()
             barrier(mailbox)
         whole = whole or check == "exact"
-        c, c_shard = empty_result(problem.c_shape, np.dtype(problem.dtype), kernel.c, mailbox, root, whole)
-        returns = Returns(mailbox, c, c_shard, kernel.c, root) if whole else None
+        c, c_shard = empty_result(problem.c_shape, np.dtype(problem.dtype), strategy.c, mailbox, root, whole)
+        returns = Returns(mailbox, c, c_shard, strategy.c, root) if whole else None
     with clock("multiply", lambda: f"{counter.sent_messages} blocks passed on" * (counter.sent_messages > 0)):
-        stream = [Door(arrivals, returns)] if kernel.streams else []
-        kernel.multiply(counter, a_shard, b_shard, c_shard, *stream)
+        stream = Door(arrivals, returns) if streams else ALL_HERE
+        work = Work(counter, strategy.mesh, problem, stream)
+        strategy.kernel.multiply(work, a_shard, b_shard, c_shard)
     with clock("collect"):
         arrivals.finish()
         if returns is not None:
             returns.finish()
     with clock("check"):
         product = Product(a, b, c, a_shard, b_shard, c_shard)
-        verdict = check_product(mailbox, kernel, problem, product, check, seed, root)
+        verdict = check_product(mailbox, strategy, problem, product, check, seed, root)
     mine = [clock.seconds, counter.sent_messages, counter.sent_bytes, memory.peak()]
     facts = gather_facts(mailbox, mine, root)
     if facts is None or verdict is None:
         return Outcome(c_shard, None, None)
-    return Outcome(c_shard, c, Run.of(kernel.name, problem, facts, verdict))
+    return Outcome(c_shard, c, Run.of(strategy.name, str(strategy.mesh), problem, facts, verdict))
 
 
 class _Clock:
@@ -99,7 +108,7 @@ class _Clock:
         self.seconds[phase] = time.perf_counter() - start
 
 
-def matmul(a: Any, b: Any, comm: Any = None, strategy: str = "fsdp", root: int = 0) -> Any:
+def matmul(a: Any, b: Any, comm: Any = None, strategy: str = AUTO, root: int = 0) -> Any:
     """``a @ b`` on the ranks of an MPI communicator (mpi4py; default: the world). Collective.
 
     ``a`` and ``b`` are whole on ``root`` (arrays, or paths of .npy files) and ignored elsewhere; the
@@ -107,11 +116,12 @@ def matmul(a: Any, b: Any, comm: Any = None, strategy: str = "fsdp", root: int =
     two dimensions: result dtype, integer wrap-around, NaN and Inf, empty dimensions. Operands are never
     changed, and the product shares no memory with them.
 
-    ``strategy`` is the name of a kernel ("dp", "fsdp"). Raises, on every rank alike, ValueError for
-    shapes that do not fit, unreadable files, a strategy or root that is unknown or not the same on all
-    ranks, and TypeError for dtypes that cannot be multiplied. Any other failure on any rank ends the MPI
-    job with that rank's traceback; from the first call on, so does an exception that nobody catches
-    (through ``sys.excepthook``): no rank is left waiting for one that has died.
+    ``strategy`` is the name of a kernel (see `mpi_matmul.kernels`), which runs on its best mesh, or "auto":
+    the kernel and mesh that are foretold to be fastest here (see `mpi_matmul.costs`). Raises, on every rank
+    alike, ValueError for shapes that do not fit, unreadable files, a strategy or root that is unknown or not
+    the same on all ranks, and TypeError for dtypes that cannot be multiplied. Any other failure on any rank
+    ends the MPI job with that rank's traceback; from the first call on, so does an exception that nobody
+    catches (through ``sys.excepthook``): no rank is left waiting for one that has died.
     """
 
     def program(communicator: PointToPoint, rank: int) -> Any:
@@ -126,14 +136,28 @@ def matmul(a: Any, b: Any, comm: Any = None, strategy: str = "fsdp", root: int =
 def _matmul(mailbox: Mailbox, a: Any, b: Any, strategy: str, root: int) -> Any:
     try:
         _agree(mailbox, strategy=strategy, root=root)
-        kernel = kernel_named(strategy)
+        if strategy not in NAMES:
+            raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(NAMES)}")
         root = rank_in_world("root", root, mailbox.world_size)
     except (ValueError, TypeError) as error:
         return error
-    admitted = pass_door(mailbox, lambda: pose_sources(a, b), root)
+    hosts = gather_facts(mailbox, platform.node(), root)
+    chosen: list[Any] = []
+
+    def door() -> tuple[Source, Source, Problem]:
+        assert hosts is not None
+        *sources, problem = pose_sources(a, b)
+        ranks = Ranks.on(hosts)
+        chosen.append(
+            to_facts(choose(strategy, problem, ranks, load_machine(ranks.hosts, len(processors()))).strategy)
+        )
+        return sources[0], sources[1], problem
+
+    admitted = pass_door(mailbox, door, root)
     if isinstance(admitted, Exception):
         return admitted
-    c = multiply(mailbox, kernel, admitted[2], *admitted[:2], root).c
+    on = from_facts(broadcast_facts(mailbox, chosen, root)[0])
+    c = multiply(mailbox, on, admitted[2], *admitted[:2], root).c
     return None if c is None else c.reshape(admitted[2].result_shape)[()]
 
 

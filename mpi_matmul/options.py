@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from mpi_matmul.choose import AUTO, NAMES
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.versions import installed
 
@@ -45,6 +46,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options, complete: what was not given has its default. Raises Said."""
     options = _parser().parse_intermixed_args(argv)
     _sort_out_strategies(options)
+    if options.mesh and AUTO in (options.strategy or [AUTO]):
+        raise wrong("--mesh is for strategies that are named, such as --strategy summa")
     if len(options.operands) not in (0, 2):
         raise wrong(f"expected two operands A.npy B.npy, got {len(options.operands)}")
     for name in ("shape", "dtype"):
@@ -53,7 +56,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     defaults = {
         "shape": [1024, 1024, 1024],
         "dtype": np.dtype("float64"),
-        "strategy": ["fsdp"] if options.operands else list(KERNELS),
+        "strategy": [AUTO] if options.operands else ["dp", "fsdp"],
     }
     for name, default in defaults.items():
         if getattr(options, name) is None:
@@ -64,11 +67,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _sort_out_strategies(options: argparse.Namespace) -> None:
     """``--strategy dp A.npy B.npy``: the names end where the files begin."""
     names = options.strategy or []
-    others = list(itertools.dropwhile(lambda name: name in KERNELS, names))
+    others = list(itertools.dropwhile(lambda name: name in NAMES, names))
     if others and not options.operands and all(map(_looks_like_a_file, others)) and others != names:
         options.strategy, options.operands = names[: -len(others)], others
     elif others:
-        raise wrong(f"strategy is {others[0]!r}, expected {' or '.join(KERNELS)}")
+        raise wrong(f"strategy is {others[0]!r}, expected one of {', '.join(NAMES)}")
 
 
 def _looks_like_a_file(name: str) -> bool:
@@ -98,7 +101,15 @@ def _parser() -> Parser:
         "--strategy",
         nargs="+",
         metavar="NAME",
-        help=f"kernels to run: {', '.join(KERNELS)} (default: all for random operands, fsdp for files)",
+        help=f"kernels to run: {', '.join(KERNELS)}; auto is the one foretold to be fastest "
+        "(default: dp fsdp for random operands, auto for files)",
+    )
+    add(
+        "--mesh",
+        type=mesh_of,
+        metavar="RxS",
+        help="of the ranks: fsdp_tp nodes x ranks of a node, summa rows x columns, or three for m, k, n "
+        "(default: the best, for fsdp_tp the hosts)",
     )
     add(
         "--shape",
@@ -110,7 +121,12 @@ def _parser() -> Parser:
     add("--dtype", type=dtype_named, metavar="D", help="their numpy dtype (default float64)")
     add("--seed", type=at_least(0), metavar="S", default=42, help="of random operands and of the probe (42)")
     add("--check", choices=("auto", "exact", "probe", "none"), default="auto", help=_CHECK_HELP)
-    add("--max-memory", type=_size, metavar="SIZE", help="refuse what needs more on any rank (such as 8GB)")
+    add(
+        "--max-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="refuse what needs more on any rank (such as 8GB)",
+    )
     add("--json", metavar="FILE", help="write the report for programs (- for stdout)")
     add(
         "--simulate",
@@ -138,6 +154,14 @@ def at_least(least: int, most: int = sys.maxsize) -> Callable[[str], int]:
     return number
 
 
+def mesh_of(text: str) -> tuple[int, ...]:
+    """``2x4`` or ``2x2x2``."""
+    sizes = text.lower().split("x")
+    if len(sizes) not in (2, 3) or not all(one.isascii() and one.isdigit() and int(one) for one in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh such as 2x4 or 2x2x2")
+    return tuple(map(int, sizes))
+
+
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -151,7 +175,7 @@ _UNITS = {
 }
 
 
-def _size(text: str) -> int:
+def byte_size(text: str) -> int:
     """Bytes: a number with a unit such as MB or GiB, or without."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) *([kmgt]i?|)b?", text.lower(), re.ASCII)
     if match is None:

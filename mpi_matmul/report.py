@@ -14,10 +14,26 @@ PHASES = ("distribute", "multiply", "collect", "check")
 
 
 @dataclass(frozen=True)
+class Foretold:
+    """What was predicted of a product: seconds inside it and for copies before it; bytes sent by all ranks
+    inside it; and the memory that a rank needs at most besides its baseline."""
+
+    multiply_seconds: float
+    copy_seconds: float
+    sent_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class Run:
-    """One product by one kernel. Seconds are those of the slowest rank; lists are in rank order."""
+    """One product by one kernel. Seconds are those of the slowest rank; lists are in rank order.
+
+    ``chosen_because`` is why, if the kernel was chosen by the program, and ``remark`` what else it has to say
+    then.
+    """
 
     strategy: str
+    mesh: str
     seconds: dict[str, float]
     gflops: float
     kernel_sent_messages: list[int]
@@ -25,14 +41,17 @@ class Run:
     peak_memory_bytes: list[int]
     check: Check
     baseline_memory_bytes: list[int] = field(default_factory=list)
+    predicted: Foretold | None = None
+    chosen_because: str | None = None
+    remark: str | None = None
 
     @classmethod
-    def of(cls, strategy: str, problem: Problem, facts: list[Any], check: Check) -> Run:
+    def of(cls, strategy: str, mesh: str, problem: Problem, facts: list[Any], check: Check) -> Run:
         """From what every rank says: [seconds, messages, bytes, peak]."""
         all_seconds, messages, sent, peak = (list(column) for column in zip(*facts, strict=True))
         seconds = {phase: max(of_rank[phase] for of_rank in all_seconds) for phase in PHASES}
         gflops = operations(problem) / max(seconds["multiply"], 1e-9) / 1e9
-        return cls(strategy, seconds, gflops, messages, sent, peak, check)
+        return cls(strategy, mesh, seconds, gflops, messages, sent, peak, check)
 
 
 @dataclass(frozen=True)
@@ -72,8 +91,9 @@ def to_table(report: Report) -> str:
     rows = [_TITLES, *(_row(run) for run in report.runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    remarks = [text for run in report.runs for text in _remarks(run)]
     verdicts = [f"{run.strategy}: {_verdict(run.check)}" for run in report.runs]
-    return "\n".join([*_heading(report), *lines, *verdicts])
+    return "\n".join([*_heading(report), *lines, *remarks, *verdicts])
 
 
 def _heading(report: Report) -> list[str]:
@@ -114,13 +134,27 @@ def _spans(ranks: list[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(spans)}"
 
 
-_TITLES = ("strategy", *PHASES, "GFLOP/s", "sent in product", "peak memory of a rank")
+_TITLES = ("strategy", "mesh", *PHASES, "foretold", "GFLOP/s", "sent in product", "peak memory of a rank")
 
 
 def _row(run: Run) -> tuple[str, ...]:
     phases = (f"{run.seconds[phase]:.4f} s" for phase in PHASES)
     memory = f"{size(min(run.peak_memory_bytes))} to {size(max(run.peak_memory_bytes))}"
-    return (run.strategy, *phases, f"{run.gflops:.1f}", size(sum(run.kernel_sent_bytes)), memory)
+    predicted = "-" if run.predicted is None else f"{run.predicted.multiply_seconds:.4f} s"
+    return (
+        run.strategy,
+        run.mesh,
+        *phases,
+        predicted,
+        f"{run.gflops:.1f}",
+        size(sum(run.kernel_sent_bytes)),
+        memory,
+    )
+
+
+def _remarks(run: Run) -> list[str]:
+    chosen = f"auto: {run.chosen_because}" if run.chosen_because else None
+    return [text for text in (chosen, run.remark) if text]
 
 
 def _verdict(check: Check) -> str:

@@ -9,6 +9,7 @@ from mpi_matmul.kernels.data_parallel import compute_fn
 from mpi_matmul.kernels.fsdp import fsdp_compute_fn
 from mpi_matmul.launch import on_threads
 from mpi_matmul.layout import Array
+from mpi_matmul.mesh import Mesh
 from mpi_matmul.sources import pose_sources
 
 
@@ -36,12 +37,12 @@ def fsdp_mat_mul(a: Any, b: Any, num_devices: int) -> Array:
 
 def _simulate(name: str, device_program: Any, a: Any, b: Any, num_devices: int) -> Array:
     a, b, problem = pose_sources(a, b)
-    kernel = KERNELS[name]
+    strategy = KERNELS[name].on(Mesh(max(1, num_devices), 1, 1))
     result: list[Any] = [None]
 
     def program(comm: Any, rank: int) -> None:
-        a_chunk = a.part(*kernel.a.slices(problem.a_shape, num_devices, rank))
-        b_chunk = b.part(*kernel.b.slices(problem.b_shape, num_devices, rank))
+        a_chunk = a.part(*strategy.a.slices(problem.a_shape, rank))
+        b_chunk = b.part(*strategy.b.slices(problem.b_shape, rank))
         device_program(comm, rank, a_chunk, b_chunk, result)
 
     on_threads(num_devices, program)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpi_matmul.choose import choose
 from mpi_matmul.comm import engine
 from mpi_matmul.comm.mailbox import mailbox_of
-from mpi_matmul.kernels import kernel_named
+from mpi_matmul.costs import Ranks
 from mpi_matmul.launch import on_threads
+from mpi_matmul.machine import default_machine
 from mpi_matmul.multiply import multiply, pass_door
 from mpi_matmul.sources import pose_sources
 
@@ -68,10 +70,18 @@ class World:
             if isinstance(admitted, Exception):
                 raise admitted
             operands, problem = admitted[:2], admitted[2]
-            outcome = multiply(mailbox, kernel_named(strategy), problem, *operands, check=check)
+            on = strategy_of(strategy, problem, self.num_devices)
+            outcome = multiply(mailbox, on, problem, *operands, check=check)
             return None if outcome.c is None else (outcome.c.reshape(problem.result_shape), outcome.run)
 
         return [outcome for outcome in self.run(program) if outcome is not None]
+
+
+def strategy_of(strategy: Any, problem: Any, num_devices: int) -> Any:
+    """A name on the mesh that would be chosen, or what is a strategy already."""
+    if not isinstance(strategy, str):
+        return strategy
+    return choose(strategy, problem, Ranks(num_devices), default_machine(1)).strategy
 
 
 def threads(num_devices: int) -> World:

@@ -1,16 +1,22 @@
-"""An all-gather round the ring of ranks, in blocks that are consumed as they arrive.
+"""What travels round a ring of ranks while they multiply, in blocks that are consumed as they arrive.
 
-Source: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, Int. J.
-High Performance Computing Applications 19(1), 2005, section 4.1 (ring algorithm); here cut into blocks.
+* `ring_all_gather`: everybody's blocks come to everybody, the own ones first.
+* `ring_broadcasts`: the same, but in one order for all ranks.
+* `ring_reduce_scatter`: sums come by, every rank adds its part, and each sum ends on its owner.
+
+Sources: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, Int. J.
+High Performance Computing Applications 19(1), 2005, section 4.1 (ring all-gather) and 4.3 (its counterpart
+for sums); broadcasts in a pipeline round the rows and columns of a grid: van de Geijn, Watts, SUMMA: Scalable
+Universal Matrix Multiplication Algorithm, Concurrency: Practice and Experience 9(4), 1997, pages 255-274.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +25,7 @@ from mpi_matmul.comm.protocol import Transfer
 from mpi_matmul.layout import Array, Shape
 
 Place = Callable[[int, int], Array | None]
+T = TypeVar("T")
 
 
 def ring_all_gather(
@@ -71,6 +78,99 @@ def ring_all_gather(
             expect(1)
             yield block
         send_own(not hops)
+    for transfer in leaving:
+        transfer.wait()
+
+
+def ring_broadcasts(
+    mailbox: Mailbox,
+    owners: Sequence[int],
+    own: Callable[[int], Array],
+    window: int,
+    place: Callable[[int], Array | None] = lambda i: None,
+) -> Iterator[Array]:
+    """Block 0, 1, 2, ...: block i is ``own(i)`` of rank ``owners[i]``, passed on from rank to rank.
+
+    What comes from others is received into ``place(i)``, or into a new array; memory of ``window`` + 2 blocks
+    can be used in turn. Then a block is valid until the next one is asked for. All must be asked for, and the
+    end. A rank sends every block but those that the next rank owns, one message each; at most ``window`` are
+    on their way to it besides the block that it has.
+    """
+    rank, ahead = mailbox.rank, (mailbox.rank + 1) % mailbox.world_size
+    behind = (mailbox.rank - 1) % mailbox.world_size
+    coming = deque(i for i, owner in enumerate(owners) if owner != rank)
+    going = deque(i for i, owner in enumerate(owners) if owner != ahead)
+    arriving: deque[Transfer] = deque()
+    leaving: deque[tuple[int, Transfer]] = deque()
+
+    def pass_on(i: int, block: Array | None) -> None:
+        """In order: block i, once it is here, and own ones ahead of time."""
+        while going and going[0] <= i + window:
+            number = going[0]
+            data = own(number) if owners[number] == rank else block if number == i else None
+            if data is None:
+                return
+            leaving.append((going.popleft(), mailbox.start_send(ahead, data)))
+
+    def expect(until: int) -> None:
+        while coming and coming[0] <= until:
+            number = coming.popleft()
+            while leaving and leaving[0][0] <= number - window - 2:
+                leaving.popleft()[1].wait()  # and its place is free
+            arriving.append(mailbox.start_recv(behind, place(number)))
+
+    for i, owner in enumerate(owners):
+        pass_on(i, None)  # sends first: to start a receive may take as long as it takes to copy the block
+        expect(i + window)
+        block = own(i) if owner == rank else arriving.popleft().wait()
+        pass_on(i, block)
+        yield block
+    for _, transfer in leaving:
+        transfer.wait()
+
+
+def ring_reduce_scatter(
+    mailbox: Mailbox,
+    parts: Sequence[Sequence[T]],
+    window: int,
+    place: Callable[[int, T], Array],
+) -> Iterator[tuple[T, Array, bool]]:
+    """Sums to which every rank adds its part: ``(part, total, begun)`` for each part of every owner in turn.
+
+    ``parts[owner]`` are the parts of the sum that ``owner`` is to have, the same on every rank. The caller
+    fills ``total``, or where it has ``begun``, adds to it, before it asks for the next; then it goes on to
+    the next rank, and the last one that adds is the owner, in its own ``place(owner, part)``. Memory of 2
+    ``window`` + 2 parts of others can be used in turn. The order of a sum is always owner + 1, ..., owner.
+
+    Every rank sends each part of the others once. Each sum goes p - 1 times from rank to rank.
+    """
+    rank, world_size = mailbox.rank, mailbox.world_size
+    ahead, behind = (rank + 1) % world_size, (rank - 1) % world_size
+    order = [
+        (owner, part)
+        for hop in range(world_size)
+        for owner in [(behind - hop) % world_size]
+        for part in parts[owner]
+    ]
+    begun_from = len(parts[behind])  # those before it begin here
+    arriving: deque[Array | Transfer] = deque()
+    leaving: deque[Transfer] = deque()
+
+    def expect(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            total = place(*order[number])
+            arriving.append(mailbox.start_recv(behind, total) if number >= begun_from else total)
+
+    expect(range(min(window, len(order))))
+    for i, (owner, part) in enumerate(order):
+        expect(range(i + window, min(i + window + 1, len(order))))
+        coming = arriving.popleft()
+        total = coming if isinstance(coming, np.ndarray) else coming.wait()
+        yield part, total, i >= begun_from
+        if owner != rank:
+            leaving.append(mailbox.start_send(ahead, total))
+            if len(leaving) > window:
+                leaving.popleft().wait()
     for transfer in leaving:
         transfer.wait()
 

@@ -6,7 +6,7 @@
 | b      | (k, n) | replicated | (k, n)      |
 | c      | (m, n) | rows       | (m/p, n)    |
 
-Messages and bytes per rank: none. Memory per rank: A/p + B + C/p.
+Mesh: p x 1 x 1. Messages and bytes per rank: none. Memory per rank: A/p + B + C/p.
 
 b stands for the parameters of a model and a for a batch: data parallel training multiplies each rank's
 part of the batch by its own copy of the parameters. Source: Li et al., PyTorch Distributed: Experiences on
@@ -20,31 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from mpi_matmul.accumulate import multiply_into
 from mpi_matmul.comm.collectives import gather
-from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
+from mpi_matmul.comm.mailbox import mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
 from mpi_matmul.layout import Array
-from mpi_matmul.stream import ALL_HERE, Stream
+from mpi_matmul.work import Work
 
 
-def sent_bytes(m: int, k: int, n: int, itemsize: int, world_size: int, rank: int) -> int:
-    """Nothing."""
-    return 0
-
-
-def extra_bytes(m: int, k: int, n: int, itemsize: int, world_size: int) -> int:
-    """Nothing besides the shards."""
-    return 0
-
-
-def data_parallel(
-    mailbox: Mailbox, a_shard: Array, b: Array, c_shard: Array, stream: Stream = ALL_HERE
-) -> None:
+def data_parallel(work: Work, a_shard: Array, b: Array, c_shard: Array) -> None:
     """Fill ``c_shard`` (m/p, n) with ``a_shard`` (m/p, k) @ ``b`` (k, n), a panel of rows as it arrives."""
-    for rows in stream.panels(a_shard.shape[0]):
-        multiply_into(a_shard[rows], b, c_shard[rows], add=False)
-        stream.finished(rows.stop)
+    for rows in work.stream.panels(a_shard.shape[0]):
+        work.multiply_into(a_shard[rows], b, c_shard[rows], False)
+        work.stream.finished(rows.stop)
 
 
 def compute_fn(comm: PointToPoint, rank: int, a_chunk: Array, b: Array, result: MutableSequence[Any]) -> None:

@@ -6,9 +6,10 @@
 | b      | (k, n) | columns   | (k, n/p)    |
 | c      | (m, n) | rows      | (m/p, n)    |
 
-A block is some rows of k of one rank's shard; c += a[:, rows] @ b[rows] as the blocks of these rows arrive,
-each passed on while it is multiplied. Messages per rank: (p - 1) a block. Bytes: all ranks together
-(p - 1) * k * n * itemsize. Memory per rank: A/p + B/p + C/p + a few blocks (see `mpi_matmul.blocks`).
+Mesh: p x 1 x 1. A block is some rows of k of one rank's shard; c += a[:, rows] @ b[rows] as the blocks of
+these rows arrive, each passed on while it is multiplied. Messages per rank: (p - 1) a block. Bytes: all ranks
+together (p - 1) * k * n * itemsize. Memory per rank: A/p + B/p + C/p + a few blocks (see
+`mpi_matmul.blocks`).
 
 An all-gather of the parameters that is consumed as it arrives. Sources: Rajbhandari et al., ZeRO: Memory
 Optimizations Toward Training Trillion Parameter Models, SC 2020 (stage 3, parameter partitioning); Zhao et
@@ -30,26 +31,18 @@ from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint, failing_stops_all
 from mpi_matmul.comm.ring import Places, ring_all_gather
 from mpi_matmul.layout import Array, block_range, length
+from mpi_matmul.mesh import Mesh
+from mpi_matmul.operands import Problem
+from mpi_matmul.work import Formulas, Work
 
 
-def sent_bytes(m: int, k: int, n: int, itemsize: int, world_size: int, rank: int) -> int:
-    """What ``rank`` passes on: every shard of b but the one that its neighbour ahead began with."""
-    start, stop = block_range(n, world_size, (rank + 1) % world_size)
-    return k * (n - (stop - start)) * itemsize if world_size > 1 else 0
-
-
-def extra_bytes(m: int, k: int, n: int, itemsize: int, world_size: int) -> int:
-    """Memory besides the shards: blocks on their way."""
-    return blocks.Cut(k, n, itemsize, world_size).bytes_in_flight()
-
-
-def fsdp(mailbox: Mailbox, a_shard: Array, b_shard: Array, c_shard: Array) -> None:
+def fsdp(work: Work, a_shard: Array, b_shard: Array, c_shard: Array) -> None:
     """Fill ``c_shard`` (m/p, n) from ``a_shard`` (m/p, k) and every rank's ``b_shard`` (k, n/p)."""
-    (rows_of_a, k), n, world_size, rank = a_shard.shape, c_shard.shape[1], mailbox.world_size, mailbox.rank
-    cut = blocks.Cut(k, n, b_shard.itemsize, world_size, can_be_cut(c_shard.dtype))
-    groups = blocks.together(rows_of_a * world_size, cut, rank)
+    mailbox, n = work.along("m"), c_shard.shape[1]
+    cut = blocks.Cut(a_shard.shape[1], n, b_shard.itemsize, mailbox.world_size, can_be_cut(c_shard.dtype))
+    groups = blocks.together(work.problem.m, cut, mailbox.rank)
     panel = np.empty(cut.largest_panel(groups), b_shard.dtype)
-    own = (b_shard[cut.part(rank, step)] for step in cut.steps)
+    own = (b_shard[cut.part(mailbox.rank, step)] for step in cut.steps)
     places = Places(blocks.WINDOW + 1, cut.largest_block, b_shard.dtype, cut.shape)
     ring = ring_all_gather(mailbox, own, len(cut.steps), blocks.WINDOW, places)
     for step, owners in product(cut.steps, groups):
@@ -59,7 +52,7 @@ def fsdp(mailbox: Mailbox, a_shard: Array, b_shard: Array, c_shard: Array) -> No
         else:
             b_block = panel[: length(step.rows), : length(columns)]
             lay_side_by_side(ring, owners, cut, step, b_block)
-        multiply_into(a_shard[:, step.rows], b_block, c_shard[:, columns], add=step.rows.start > 0)
+        work.multiply_into(a_shard[:, step.rows], b_block, c_shard[:, columns], step.rows.start > 0)
     next(ring, None)  # ends when the last block has been passed on
 
 
@@ -71,6 +64,33 @@ def lay_side_by_side(
     for owner in owners:
         columns = cut.columns([owner], step)
         panel[:, columns.start - first : columns.stop - first] = next(ring)
+
+
+def sent_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
+    """What ``rank`` passes on: every shard of b but the one that its neighbour ahead began with."""
+    i, _, j = mesh.coordinates(rank)
+    n = length(slice(*block_range(problem.n, mesh.n, j)))
+    ahead = length(slice(*block_range(n, mesh.m, (i + 1) % mesh.m)))
+    return problem.k * (n - ahead) * np.dtype(problem.b_dtype).itemsize if mesh.m > 1 else 0
+
+
+def sent_messages(problem: Problem, mesh: Mesh, rank: int) -> int:
+    """One for each block of the shards that it passes on."""
+    return (mesh.m - 1) * len(_cut(problem, mesh, rank).steps)
+
+
+def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
+    """Memory besides the shards: blocks on their way."""
+    return _cut(problem, mesh, rank).bytes_in_flight()
+
+
+FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes)
+
+
+def _cut(problem: Problem, mesh: Mesh, rank: int) -> blocks.Cut:
+    n = length(slice(*block_range(problem.n, mesh.n, mesh.coordinate("n", rank))))
+    itemsize = np.dtype(problem.b_dtype).itemsize
+    return blocks.Cut(problem.k, n, itemsize, mesh.m, can_be_cut(np.dtype(problem.dtype)))
 
 
 def fsdp_compute_fn(

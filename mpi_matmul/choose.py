@@ -1,0 +1,106 @@
+"""From a name, which may be "auto", to the strategy that runs: a kernel on one mesh, and why this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi_matmul.costs import Cost, Ranks, cheapest, costs_of
+from mpi_matmul.kernels import KERNELS, Strategy, kernel_named
+from mpi_matmul.machine import Machine
+from mpi_matmul.mesh import Mesh
+from mpi_matmul.operands import Problem
+from mpi_matmul.report import Foretold, size
+
+AUTO = "auto"
+NAMES = (*KERNELS, AUTO)
+FASTER = 1.1  # fewer ranks are worth a word if all of them would take so many times as long
+
+
+def choose(
+    name: str,
+    problem: Problem,
+    ranks: Ranks,
+    machine: Machine,
+    mesh: Sequence[int] = (),
+    fits: Callable[[Cost], bool] = lambda cost: True,
+) -> Cost:
+    """The cost of the strategy to take: of one name the best mesh, of "auto" the best of all.
+
+    ``fits`` says whether there is memory; where nothing fits, that which needs least is taken, to be refused
+    with its numbers. ValueError for an unknown name, or a mesh that does not suit.
+    """
+    if name != AUTO:
+        kernel_named(name)
+    costs = costs_of([name], problem, ranks, machine, mesh)
+    if not costs:
+        raise ValueError(f"{name} has no mesh for {ranks.number} ranks on {ranks.hosts} hosts")
+    if len(costs) == 1:
+        return costs[0]
+    return cheapest(costs, fits) or min(costs, key=lambda cost: cost.memory_bytes)
+
+
+def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> str:
+    """Why "auto" takes this one, in a sentence."""
+    others = [
+        cost
+        for cost in costs_of(KERNELS, problem, ranks, machine)
+        if cost.strategy.name != chosen.strategy.name
+    ]
+    second = min(others, key=lambda cost: cost.seconds, default=None)
+    text = f"{chosen.strategy} is foretold to take {seconds(chosen.seconds)} and to move {_moved(chosen)}"
+    if second is None or chosen.ranks == 1:
+        return text
+    if second.seconds < chosen.seconds * 0.99:
+        needs = size(second.memory_bytes)
+        return f"{text}; {second.strategy} would take {seconds(second.seconds)}, but needs {needs} a rank"
+    return f"{text}, the next best ({second.strategy}) {seconds(second.seconds)} and {_moved(second)}"
+
+
+def seconds(number: float) -> str:
+    """For people."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if number * factor >= 1:
+            return f"{number * factor:.3g} {unit}"
+    return f"{number * 1e6:.2g} us"
+
+
+def fewer_ranks(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> str | None:
+    """What to say when so many ranks are too many for this product, with the number that would be faster."""
+    best, number = chosen.seconds, ranks.number
+    on_one_host = -(-ranks.number // ranks.hosts)
+    tried = ranks.number // 2
+    while tried >= 1:
+        fewer = Ranks(tried, max(1, min(ranks.hosts, tried // on_one_host)))
+        costs = costs_of([AUTO], problem, fewer, machine)
+        taken = min((cost.seconds for cost in costs), default=float("inf"))
+        if taken < best:
+            best, number = taken, tried
+        tried //= 2
+    if best * FASTER >= chosen.seconds:
+        return None
+    noun = "rank is" if number == 1 else "ranks are"
+    return (
+        f"{number} {noun} foretold to be faster for this product: "
+        f"{seconds(best)} instead of {seconds(chosen.seconds)} with {ranks.number}"
+    )
+
+
+def foretold(cost: Cost) -> Foretold:
+    """What the report says beside what is measured."""
+    return Foretold(cost.multiply_seconds, cost.copy_seconds, cost.sent_bytes, cost.memory_bytes)
+
+
+def to_facts(strategy: Strategy) -> list[Any]:
+    """A strategy for JSON."""
+    mesh = strategy.mesh
+    return [strategy.name, mesh.shape, mesh.ranks]
+
+
+def from_facts(facts: list[Any]) -> Strategy:
+    name, (m, k, n), ranks = facts
+    return kernel_named(name).on(Mesh(m, k, n, None if ranks is None else tuple(ranks)))
+
+
+def _moved(cost: Cost) -> str:
+    return size(cost.sent_bytes + cost.copied_bytes)

@@ -1,0 +1,92 @@
+"""The three numbers by which a plan foretells seconds, and the file in which a calibration leaves them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mpi_matmul.storage import FileError, OutputFile
+
+VARIABLE = "MPI_MATMUL_MACHINE"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one host does, all of its ranks together.
+
+    ``latency`` seconds that a message costs a rank, ``bandwidth`` bytes a second that the ranks of a host
+    send, ``flops`` float64 operations a second of their products; ``measured`` with ``ranks`` ranks on one
+    host.
+    """
+
+    latency: float
+    bandwidth: float
+    flops: float
+    ranks: int = 0
+    measured: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"a host with {self.flops / 1e9:.3g} GFLOP/s, {self.bandwidth / 1e9:.3g} GB/s, "
+            f"{self.latency * 1e6:.3g} us a message"
+        )
+
+
+# Where none was calibrated: cores of 40 GFLOP/s; 10 Gbit/s Ethernet between hosts, or the memory of one host.
+CORE_FLOPS, CORES = 40e9, 16
+BETWEEN_HOSTS = (50e-6, 1.25e9)
+INSIDE_A_HOST = (20e-6, 4e9)
+
+
+def default_machine(hosts: int, cores: int = CORES) -> Machine:
+    """What is taken for granted of a host with so many cores."""
+    latency, bandwidth = INSIDE_A_HOST if hosts == 1 else BETWEEN_HOSTS
+    return Machine(latency, bandwidth, CORE_FLOPS * cores)
+
+
+def default_path() -> Path:
+    """Where a calibration is kept: what MPI_MATMUL_MACHINE names, or a file in the user's configuration."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "mpi_matmul" / "machine.json"
+
+
+def load_machine(hosts: int, cores: int = CORES, path: str | os.PathLike[str] | None = None) -> Machine:
+    """The calibrated machine of ``path`` (default: `default_path`), or `default_machine` if there is none.
+
+    FileError when the file cannot be read, is not a calibration, or was named and is not there.
+    """
+    named = path is not None or bool(os.environ.get(VARIABLE))
+    file = Path(path) if path is not None else default_path()
+    try:
+        facts = json.loads(file.read_text())
+        machine = Machine(**facts, measured=True)
+        numbers = (machine.latency, machine.bandwidth, machine.flops)
+        if not all(math.isfinite(number) and number > 0 for number in numbers) or machine.latency > 1e6:
+            raise ValueError("a number is not positive")
+    except FileNotFoundError:
+        if named:
+            raise FileError(file, "no such file (bench --calibrate makes it)") from None
+        return default_machine(hosts, cores)
+    except OSError as error:
+        raise FileError(file, str(error.strerror).lower()) from error
+    except (ValueError, TypeError):
+        raise FileError(file, "is not a calibration (bench --calibrate makes one)") from None
+    return machine
+
+
+def save_machine(machine: Machine, path: str | os.PathLike[str] | None = None) -> Path:
+    """Keep a calibration; its file. FileError when it cannot be written."""
+    file = Path(path) if path is not None else default_path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(file, str(error.strerror).lower()) from error
+    facts = {name: value for name, value in asdict(machine).items() if name != "measured"}
+    OutputFile(file).write_text(json.dumps(facts, indent=2) + "\n")
+    return file
