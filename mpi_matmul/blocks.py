@@ -41,6 +41,12 @@ GOOD_COLUMNS = 2048  # from here on BLAS gains nothing by more
 MOST_BLOCKS = 64  # of a shard, where the width of the others is not known
 WINDOW = 3  # blocks on their way to a rank, besides the one that is multiplied
 
+# Of sums that travel (see `mpi_matmul.tiles`).
+SUM_BYTES = 8 << 20
+LEAST_SUM_ROWS = 64  # with fewer rows BLAS prepares b for too little
+SUM_WINDOW = 2
+GOOD_ROWS = 2048  # of a tile of a
+
 
 @dataclass(frozen=True)
 class Step:

@@ -82,22 +82,25 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
     )
     plan = broadcast_facts(mailbox, [one.facts for one in chosen], 0)
     c_shard = _run_all(options, plan, mailbox, *admitted, report)
-    report.runs[:] = [
-        replace(
-            run,
-            baseline_memory_bytes=baselines,
-            predicted=one.foretold,
-            chosen_because=one.because,
-            remark=one.remark,
-        )
-        for run, one in zip(report.runs, chosen, strict=mailbox.rank == 0)
-    ]
+    _complete(report, chosen, baselines)
     status, message = OK, ""
     try:
         status = _publish(options, mailbox, problem, outputs, report, c_shard, from_facts(plan[-1][0]))
     except FileError as error:
         status, message = BAD_INPUT, str(error)
     return end(mailbox, status, message)
+
+
+def _complete(report: Report, chosen: list[Chosen], baselines: list[int]) -> None:
+    """On rank 0: what was known before the products were made."""
+    for number, one in enumerate(chosen):
+        report.runs[number] = replace(
+            report.runs[number],
+            baseline_memory_bytes=baselines,
+            predicted=one.foretold,
+            chosen_because=one.because,
+            remark=one.remark,
+        )
 
 
 def _all_ranks(mailbox: Mailbox, facts: list[Any]) -> tuple[list[Any], ...]:

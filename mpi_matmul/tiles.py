@@ -33,11 +33,6 @@ from mpi_matmul.mesh import Coordinates, Mesh
 from mpi_matmul.operands import Problem
 from mpi_matmul.work import Formulas
 
-SUM_BYTES = 8 << 20  # of a part of c that travels as a sum
-LEAST_SUM_ROWS = 64  # for fewer rows BLAS prepares b for too little
-SUM_WINDOW = 2
-GOOD_ROWS = 2048  # a tile of a has at most about so many rows
-
 
 @dataclass(frozen=True)
 class Part:
@@ -54,6 +49,8 @@ class Tiles:
     def __init__(self, problem: Problem, mesh: Mesh, here: Coordinates) -> None:
         self.mesh = mesh
         self.rows, self.inner, self.columns = brick(problem, mesh, here)
+        # Ranks of a line have other rows or columns, but must cut alike: as the largest of them does.
+        self._most_rows, _, self._most_columns = brick(problem, mesh, (0, 0, 0))
         self.a_itemsize, self.b_itemsize = (np.dtype(d).itemsize for d in (problem.a_dtype, problem.b_dtype))
         self.sum_itemsize = sum_dtype(np.dtype(problem.dtype)).itemsize
         self.c_stays = mesh.k == 1 and can_be_cut(np.dtype(problem.dtype))
@@ -81,13 +78,15 @@ class Tiles:
     def _share(self, owner: int) -> list[slice]:
         """The rows of c of one owner, in the tiles in which they are made: one if nothing of them travels."""
         start, stop = block_range(self.rows, self.mesh.k, owner)
-        most = max(stop - start, 1)
-        if self.c_stays and self.mesh.n > 1:
-            most = GOOD_ROWS
-        elif not self.c_stays:
-            most = max(LEAST_SUM_ROWS, SUM_BYTES // max(1, self.columns * self.sum_itemsize))
-        number = -(-(stop - start) // most)
+        number = -(-(stop - start) // self._rows_of_a_tile())
         return [_within(slice(*block_range(stop - start, number, i)), -start) for i in range(number)]
+
+    def _rows_of_a_tile(self) -> int:
+        """At most; all rows, if nothing of them travels."""
+        if not self.c_stays:
+            row_bytes = max(1, self._most_columns * self.sum_itemsize)
+            return max(blocks.LEAST_SUM_ROWS, blocks.SUM_BYTES // row_bytes)
+        return blocks.GOOD_ROWS if self.mesh.n > 1 else max(1, self._most_rows)
 
     def _parts(self) -> list[Part]:
         cuts = {block_range(self.inner, self.mesh.n, j)[0] for j in range(self.mesh.n)}
@@ -102,9 +101,10 @@ class Tiles:
 
     def _blocks(self, size: int) -> list[slice]:
         """A range of ``inner`` of one owner, cut into blocks."""
+        tile_rows = min(self._most_rows, self._rows_of_a_tile())
         line = max(
-            self.tile_rows * self.a_itemsize if self.mesh.n > 1 else 0,
-            self.columns * self.b_itemsize if self.mesh.m > 1 else 0,
+            tile_rows * self.a_itemsize if self.mesh.n > 1 else 0,
+            self._most_columns * self.b_itemsize if self.mesh.m > 1 else 0,
         )
         owners = max(self.mesh.m, self.mesh.n)
         least = min(-(-blocks.BLOCKS // owners), 2 * size * line // blocks.BLOCK_BYTES)
@@ -183,7 +183,7 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
         panels = in_turn * tiles.part_length if tiles.c_stays else tiles.inner - tiles.inner // mesh.m
         total += panels * tiles.columns * tiles.b_itemsize
     if not tiles.c_stays:
-        number = 2 * SUM_WINDOW + 2 if mesh.k > 1 else 1
+        number = 2 * blocks.SUM_WINDOW + 2 if mesh.k > 1 else 1
         total += number * tiles.tile_rows * tiles.columns * tiles.sum_itemsize
     return total
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from mpi_matmul import blocks
 from mpi_matmul.accumulate import sum_dtype
-from mpi_matmul.blocks import WINDOW
 from mpi_matmul.comm.ring import ring_broadcasts, ring_reduce_scatter
 from mpi_matmul.layout import Array, Shape, length
-from mpi_matmul.tiles import SUM_WINDOW, Part, Tiles
+from mpi_matmul.tiles import Part, Tiles
 from mpi_matmul.work import Work
 
 Turn = tuple[slice, Part]  # rows of a, and a part of the brick's inner dimension
@@ -52,7 +52,9 @@ def sums_of_c(work: Work, tiles: Tiles, c_shard: Array) -> Iterator[tuple[slice,
     before the next is asked for. In the end ``c_shard`` has this rank's.
     """
     here, dtype = work.here[1], sum_dtype(c_shard.dtype)
-    others = _memory(2 * SUM_WINDOW + 2 if work.mesh.k > 1 else 1, tiles.tile_rows * tiles.columns, dtype)
+    others = _memory(
+        2 * blocks.SUM_WINDOW + 2 if work.mesh.k > 1 else 1, tiles.tile_rows * tiles.columns, dtype
+    )
     first = tiles.shares[here][0].start if tiles.shares[here] else 0
 
     def own(rows: slice) -> Array:
@@ -66,7 +68,7 @@ def sums_of_c(work: Work, tiles: Tiles, c_shard: Array) -> Iterator[tuple[slice,
     for (owner, rows), total, begun in ring_reduce_scatter(
         work.along("k"),
         [[(owner, rows) for rows in share] for owner, share in enumerate(tiles.shares)],
-        SUM_WINDOW,
+        blocks.SUM_WINDOW,
         lambda owner, part: place(owner, part[1]),
     ):
         yield rows, total, begun
@@ -99,12 +101,12 @@ def _passed_along(
     here = work.mesh.coordinate(axis, work.mailbox.rank)
     largest = max((rows * columns for rows, columns in shapes), default=0)
     travels = work.mesh.along(axis) > 1 and any(owner != here for owner in owners)
-    memory = _memory(WINDOW + 2 if travels and not keep else 0, largest, dtype)
+    memory = _memory(blocks.WINDOW + 2 if travels and not keep else 0, largest, dtype)
 
     def place(i: int) -> Array:
         return np.empty(shapes[i], dtype) if keep else memory(shapes[i])
 
-    return ring_broadcasts(work.along(axis), owners, own, WINDOW, place)
+    return ring_broadcasts(work.along(axis), owners, own, blocks.WINDOW, place)
 
 
 def _memory(number: int, size: int, dtype: np.dtype[Any]) -> Callable[[Shape], Array]:

@@ -23,6 +23,7 @@ from launcher import (
 
 from mpi_matmul.layout import COLUMNS, REPLICATED, ROWS
 from mpi_matmul.measure import SilentMailbox, hidden_share
+from mpi_matmul.mesh import Mesh
 
 BENCH = [sys.executable, "-m", "mpi_matmul.bench"]
 SLOW_LINK = REPOSITORY / "tests" / "bench" / "slow_link.sh"
@@ -35,12 +36,13 @@ NUMBERS = {
     "compute_only_seconds",
     "of_limit",
     "gflops",
+    "predicted_seconds",
     "sent_bytes",
     "predicted_sent_bytes",
     "ranks",
     "repeat",
 }
-NUMBERS_OR_NONE = {"transfer_only_seconds", "numpy_seconds", "hidden"}
+NUMBERS_OR_NONE = {"transfer_only_seconds", "copies_seconds", "numpy_seconds", "hidden"}
 PER_RANK = {
     "peak_memory_bytes",
     "predicted_memory_bytes",
@@ -48,7 +50,7 @@ PER_RANK = {
     "hosts",
     "blas_threads",
 }
-OTHERS = {"strategy", "shape", "dtype", "mpi_library"}
+OTHERS = {"strategy", "mesh", "asked", "shape", "dtype", "mpi_library"}
 
 
 def bench(num_ranks, *arguments, **options):
@@ -61,6 +63,8 @@ def shapes(*which):
 
 def measured(num_ranks, *arguments):
     """The cases of a small run."""
+    if "--strategy" not in arguments:
+        arguments = (*arguments, "--strategy", "dp", "fsdp")
     job = bench(num_ranks, "--repeat", 2, "--json", "-", *arguments)
     assert job.returncode == 0, job.stderr
     report = json.loads(job.stdout)
@@ -109,7 +113,9 @@ def test_bytes_and_memory_are_those_of_the_formulas(num_ranks):
         b = COLUMNS if case["strategy"] == "fsdp" else REPLICATED
         for rank in range(num_ranks):
             parts = ((ROWS, (m, k)), (b, (k, n)), (ROWS, (m, n)))
-            shards = 4 * sum(math.prod(p.shard_shape(shape, num_ranks, rank)) for p, shape in parts)
+            shards = 4 * sum(
+                math.prod(p.on(Mesh(num_ranks, 1, 1)).shard_shape(shape, rank)) for p, shape in parts
+            )
             peak, foretold = case["peak_memory_bytes"][rank], case["predicted_memory_bytes"][rank]
             assert shards <= foretold - case["baseline_memory_bytes"][rank]
             assert shards <= peak <= foretold + ROOM
@@ -130,6 +136,7 @@ def test_the_byte_order_of_the_operands_is_this_machines():
 def test_ranks_that_own_nothing_and_more_ranks_than_cores():
     cases = measured(5, *shapes((3, 4, 2)))
     assert [case["sent_bytes"] for case in cases] == [0, 4 * 4 * 2 * 8]
+    assert cases[0]["copies_seconds"] > 0
 
 
 def test_one_rank_needs_no_launcher(tmp_path):
@@ -218,7 +225,8 @@ from mpi_matmul.kernels import KERNELS
 
 original = KERNELS["fsdp"].multiply
 
-def multiply(mailbox, a, b, c):
+def multiply(work, a, b, c):
+    mailbox = work.mailbox
     {multiply}
 
 KERNELS["fsdp"] = replace(KERNELS["fsdp"], multiply=multiply)
@@ -238,7 +246,17 @@ def bench_with(tmp_path, multiply, *arguments, num_ranks=3):
     """The bench with another function in the place of fsdp's kernel."""
     script = tmp_path / "other.py"
     script.write_text(OTHER_KERNEL.replace("{multiply}", multiply.strip()))
-    command = [sys.executable, script, *shapes(SMALL), "--repeat", "1", *arguments]
+    command = [
+        sys.executable,
+        script,
+        *shapes(SMALL),
+        "--repeat",
+        "1",
+        "--strategy",
+        "dp",
+        "fsdp",
+        *arguments,
+    ]
     return run_ranks(num_ranks, list(map(str, command)), timeout=30)
 
 
@@ -249,12 +267,12 @@ def test_a_kernel_that_receives_without_places(tmp_path):
 
 
 def test_a_wrong_product_ends_the_bench(tmp_path):
-    wrong = "original(mailbox, a, b, c); c[-1:, -1:] *= 1.01 if mailbox.rank == 2 else 1"
+    wrong = "original(work, a, b, c); c[-1:, -1:] *= 1.01 if mailbox.rank == 2 else 1"
     job = bench_with(tmp_path, wrong, "--json", tmp_path / "R.json")
     assert job.returncode == 1, job.stderr
     lines = [line for line in job.stderr.splitlines() if line.startswith("mpi_matmul:")]
     assert len(lines) == 1
-    assert "fsdp (60 x 40) @ (40 x 50) float64: wrong product" in lines[0]
+    assert "fsdp 3x1x1 (60 x 40) @ (40 x 50) float64: wrong product" in lines[0]
     assert "rank 2" in lines[0]
     assert not (tmp_path / "R.json").exists()
     assert job.stdout.splitlines()[-1].split()[0] == "dp"

@@ -408,9 +408,9 @@ from mpi_matmul.comm.mailbox import MatchingMailbox
 def strike(mailbox):
     {strike}
 
-def failing(mailbox, a_shard, b_shard, c_shard, original=kernels.KERNELS["fsdp"].multiply):
-    original(mailbox, a_shard, b_shard, c_shard)
-    strike(mailbox)
+def failing(work, a_shard, b_shard, c_shard, original=kernels.KERNELS["fsdp"].multiply):
+    original(work, a_shard, b_shard, c_shard)
+    strike(work.mailbox)
 
 kernels.KERNELS["fsdp"] = dataclasses.replace(kernels.KERNELS["fsdp"], multiply=failing)
 sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from test_cli import mpirun, refused, saved, simulate
 
 from mpi_matmul import costs
 from mpi_matmul.kernels import KERNELS
+from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem
 
 # The program, with what PREPARE does to some ranks first; afterwards each rank says what it saw.
@@ -243,6 +244,10 @@ def test_what_a_run_needs_is_enough(tmp_path):
     assert max(json.loads(report.read_text())["runs"][0]["peak_memory_bytes"]) < (needed + 3) * 1e6
 
 
+def fsdp_on(num_ranks):
+    return KERNELS["fsdp"].on(Mesh(num_ranks, 1, 1))
+
+
 def test_a_host_that_has_less_is_named():
     problem = Problem(1000, 1000, 1000, "float64", "float64", "float64", (1000, 1000))
     places = [
@@ -253,7 +258,7 @@ def test_a_host_that_has_less_is_named():
     with pytest.raises(
         ValueError, match=r"^fsdp needs .* of memory on h2, .* more than there is \(30.0 MB\)"
     ):
-        costs.refuse_beyond(None, KERNELS["fsdp"], problem, "none", places)
-    costs.refuse_beyond(None, KERNELS["fsdp"], problem, "none", [places[0], places[2]])
+        costs.refuse_beyond(None, fsdp_on(3), problem, "none", places)
+    costs.refuse_beyond(None, fsdp_on(2), problem, "none", [places[0], places[2]])
     with pytest.raises(ValueError, match="on h1"):
-        costs.refuse_beyond(None, KERNELS["fsdp"], problem, "exact", [costs.Place("h1", 0, 3 * 10**7)])
+        costs.refuse_beyond(None, fsdp_on(1), problem, "exact", [costs.Place("h1", 0, 3 * 10**7)])

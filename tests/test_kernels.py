@@ -7,10 +7,11 @@ import warnings
 
 import numpy as np
 import pytest
+import worlds
 
 from mpi_matmul import blocks
 from mpi_matmul.kernels import KERNELS
-from mpi_matmul.layout import block_range
+from mpi_matmul.operands import pose
 
 pytestmark = pytest.mark.parametrize("strategy", KERNELS)
 
@@ -131,20 +132,81 @@ def test_float32_with_a_long_k_is_accepted(world, strategy, check):
         assert c.dtype == np.float32
 
 
+TRAVELS = {  # what of m x k, k x n and m x n each kernel sends to how many others, on a mesh pm x pk x pn
+    "dp": lambda pm, pk, pn: (0, 0, 0),
+    "fsdp": lambda pm, pk, pn: (0, pm - 1, 0),
+    "tp_column": lambda pm, pk, pn: (0, 0, 0),
+    "tp_row": lambda pm, pk, pn: (0, 0, pk - 1),
+    "fsdp_tp": lambda pm, pk, pn: (0, pm - 1, 0),
+    "summa": lambda pm, pk, pn: (pn - 1, pm - 1, pk - 1),
+    "grid3d": lambda pm, pk, pn: (pn - 1, pm - 1, pk - 1),
+}
+
+
+def items_sent(on, m, k, n):
+    """By all ranks together."""
+    times = TRAVELS[on.name](*on.mesh.shape)
+    return times[0] * m * k + times[1] * k * n + times[2] * m * n
+
+
+def check_traffic(on, run, problem):
+    """Every rank sends what the formulas say, and all together what the table says."""
+    ranks = range(on.mesh.size)
+    assert run.kernel_sent_bytes == [on.sent_bytes(problem, rank) for rank in ranks]
+    assert run.kernel_sent_messages == [on.sent_messages(problem, rank) for rank in ranks]
+
+
 def test_traffic_inside_the_product(world, strategy):
-    """As the table says: nothing for dp; for fsdp every shard of b to everyone else, once round."""
-    m, k, n, p = 10, 7, 9, world.num_devices
-    widths = [stop - start for start, stop in (block_range(n, p, rank) for rank in range(p))]
-    for _, run in world.product(strategy, counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")):
-        predicted = [KERNELS[strategy].sent_bytes(m, k, n, 4, p, rank) for rank in range(p)]
-        assert run.kernel_sent_bytes == predicted
-        if strategy == "dp":
-            assert run.kernel_sent_bytes == run.kernel_sent_messages == [0] * p
-            continue
-        assert sum(run.kernel_sent_bytes) == (p - 1) * k * n * 4
-        assert run.kernel_sent_messages == [p - 1] * p
-        # A rank passes on all shards but the one that its neighbour ahead began with.
-        assert run.kernel_sent_bytes == [k * (n - widths[(rank + 1) % p]) * 4 for rank in range(p)]
+    """On every mesh of these ranks, with sizes that do not divide."""
+    m, k, n = 10, 7, 9
+    a, b = counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")
+    for mesh in KERNELS[strategy].meshes(world.num_devices):
+        on = KERNELS[strategy].on(mesh)
+        for c, run in world.product(on, a, b):
+            assert_same(c, a @ b)
+            check_traffic(on, run, pose(a, b))
+            assert sum(run.kernel_sent_bytes) == 4 * items_sent(on, m, k, n)
+
+
+def test_float16_travels_as_what_it_is_added_up_in(world, strategy):
+    a, b = counting_up(9, 8, dtype="f2"), counting_up(8, 7, dtype="f2")
+    for mesh in KERNELS[strategy].meshes(world.num_devices):
+        on = KERNELS[strategy].on(mesh)
+        of_c = TRAVELS[strategy](*mesh.shape)[2] * 9 * 7
+        for c, run in world.product(on, a, b):
+            assert_same(c, a @ b)
+            check_traffic(on, run, pose(a, b))
+            assert sum(run.kernel_sent_bytes) == 2 * items_sent(on, 9, 8, 7) + 2 * of_c
+
+
+def test_the_traffic_check_finds_a_message_too_many(strategy):
+    world, on = worlds.threads(4), next(iter(KERNELS[strategy].meshes(4)))
+    on = KERNELS[strategy].on(on)
+    a, b = counting_up(9, 8), counting_up(8, 7)
+    ((_, run),) = world.product(on, a, b)
+    run.kernel_sent_messages[1] += 1
+    with pytest.raises(AssertionError):
+        check_traffic(on, run, pose(a, b))
+
+
+def test_small_shapes_on_every_mesh(world, strategy):
+    for mesh in KERNELS[strategy].meshes(world.num_devices):
+        for m, k, n in ((1, 1, 1), (0, 4, 5), (3, 0, 2), (3, 4, 0), (2, 11, 3), (5, 2, 13), (13, 3, 2)):
+            for dtype in ("f8", "f2") if m == 2 else ("f8",):
+                a, b = counting_up(m, k, dtype=dtype), counting_up(k, n, dtype=dtype)
+                for c, run in world.product(KERNELS[strategy].on(mesh), a, b):
+                    assert_same(c, a @ b)
+                    check_traffic(KERNELS[strategy].on(mesh), run, pose(a, b))
+
+
+def test_the_sums_of_a_kernel_are_added_up_in_one_order(world, strategy):
+    """The same bits every run."""
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((2, 40, 40)).astype("f4")
+    for mesh in KERNELS[strategy].meshes(world.num_devices):
+        on = KERNELS[strategy].on(mesh)
+        bits = [c.tobytes() for _ in range(3) for c, _ in world.product(on, a, b)]
+        assert len(set(bits)) == min(len(bits), 1)
 
 
 # ---- blocks and windows of every size ----
@@ -156,6 +218,15 @@ FORCED = {
     "tiles of columns": {"BLOCK_BYTES": 24, "LEAST_ROWS": 2, "WINDOW": 5},
     "everything side by side": {"LEAST_ROWS": 5, "LEAST_COLUMNS": 1000, "BLOCK_BYTES": 300},
     "two owners side by side": {"LEAST_ROWS": 4, "LEAST_COLUMNS": 9, "GOOD_COLUMNS": 9, "BLOCK_BYTES": 150},
+    "sums of one row": {"SUM_BYTES": 1, "LEAST_SUM_ROWS": 1, "SUM_WINDOW": 1, "GOOD_ROWS": 1},
+    "many small tiles": {
+        "SUM_BYTES": 60,
+        "LEAST_SUM_ROWS": 2,
+        "GOOD_ROWS": 3,
+        "BLOCK_BYTES": 40,
+        "LEAST_ROWS": 2,
+        "WINDOW": 2,
+    },
 }
 
 
@@ -171,9 +242,13 @@ def test_blocks_and_windows_of_any_size(world, strategy, monkeypatch, forced, sh
     force(monkeypatch, FORCED[forced])
     m, k, n = shape
     check_product(world, strategy, counting_up(m, k), counting_up(k, n))
-    for _, run in world.product(strategy, counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")):
-        expected = 0 if strategy == "dp" else (world.num_devices - 1) * k * n * 4
-        assert sum(run.kernel_sent_bytes) == expected
+    a, b = counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")
+    for mesh in KERNELS[strategy].meshes(world.num_devices):
+        on = KERNELS[strategy].on(mesh)
+        for c, run in world.product(on, a, b):
+            assert_same(c, a @ b)
+            check_traffic(on, run, pose(a, b))
+            assert sum(run.kernel_sent_bytes) == 4 * items_sent(on, m, k, n)
 
 
 @pytest.mark.parametrize("case", OPERANDS)

@@ -10,6 +10,7 @@ from test_kernels import OPERANDS, assert_same, check_product, counting_up
 from mpi_matmul import Communicator, compute_fn, dp_mat_mul, fsdp_compute_fn, fsdp_mat_mul
 from mpi_matmul.comm.threads import DeviceFailed
 from mpi_matmul.kernels import KERNELS
+from mpi_matmul.mesh import Mesh
 
 DEVICE_PROGRAMS = {"dp": compute_fn, "fsdp": fsdp_compute_fn}
 SIMULATED = {"dp": dp_mat_mul, "fsdp": fsdp_mat_mul}
@@ -21,13 +22,14 @@ pytestmark = pytest.mark.parametrize("strategy", SIMULATED)
 def test_the_device_programs_on_somebody_elses_communicator(strategy, num_devices, seed):
     """With random delays and orders, three products in a row, no pause between them."""
     program = DEVICE_PROGRAMS[strategy]
-    kernel, operands = KERNELS[strategy], [(counting_up(7 + i, 5), counting_up(5, 6)) for i in range(3)]
+    on = KERNELS[strategy].on(Mesh(num_devices, 1, 1))
+    operands = [(counting_up(7 + i, 5), counting_up(5, 6)) for i in range(3)]
     results = [[None] for _ in operands]
 
     def device(comm, rank):
         for (a, b), result in zip(operands, results, strict=True):
-            a_chunk = a[kernel.a.slices(a.shape, num_devices, rank)]
-            b_chunk = b[kernel.b.slices(b.shape, num_devices, rank)]
+            a_chunk = a[on.a.slices(a.shape, rank)]
+            b_chunk = b[on.b.slices(b.shape, rank)]
             program(comm, rank, a_chunk, b_chunk, result)
 
     worlds.bare(num_devices, seed).run(device)
