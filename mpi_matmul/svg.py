@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-STRIPE = 9
+STRIPE = 6
 CHIP_RADIUS = 10
 # The card has a colour of its own, so that its text is legible on a page of any colour.
 STYLE = """
@@ -20,7 +20,7 @@ text { font: 12px -apple-system, "Segoe UI", "Noto Sans", Helvetica, Arial, sans
 .empty { fill: #f0f2f5; stroke: #c3cad1 }
 .part, .chip, .arrow { stroke: #1f2328; stroke-width: .7 }
 .own { stroke: #1f2328; stroke-width: 2.6; fill: none }
-.items { stroke: #1f2328; stroke-opacity: .16; stroke-width: .6; fill: none }
+.items { stroke: #57606a; stroke-opacity: .3; stroke-width: .6; fill: none }
 .pill { fill: #ffffff; fill-opacity: .86 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 }
@@ -95,9 +95,7 @@ class Svg:
         down = (f"M{x} {box.y:g}V{box.bottom:g}" for x in range(int(box.x) + unit, int(box.right), unit))
         self.shapes.append(f'<path class="items" d="{"".join([*across, *down])}"/>')
 
-    def arrow(
-        self, start: tuple[float, float], end: tuple[float, float], colours: Sequence[str]
-    ) -> None:
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], colours: Sequence[str]) -> None:
         """Along an axis, with a head at its end."""
         (x, y), (to_x, to_y) = start, end
         size = abs(to_x - x) + abs(to_y - y)
