@@ -1,4 +1,4 @@
-"""Every command and every program of the README is run as it stands there."""
+"""Every command and program of the README, and of the page on the kernels, is run as it stands there."""
 
 import os
 import re
@@ -14,10 +14,12 @@ from docker_engine import need_docker
 from launcher import REPOSITORY, job_environment, run_command
 
 README = (REPOSITORY / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+KERNELS_PAGE = (REPOSITORY / "mpi_matmul" / "kernels" / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README + KERNELS_PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [text for language, text in BLOCKS if language == "sh"]
 PROGRAMS = {text.split()[1]: text for language, text in BLOCKS if language == "python"}
 SUITE = "./run_mpi.sh test\n"  # this very run: .ci/run begins it
+SHAPES = next(text for text in COMMANDS if "--simulate 64" in text)  # what it prints is in a table
 
 
 def needs_docker(text):
@@ -73,7 +75,7 @@ def test_the_readme_has_commands_and_programs():
     [
         pytest.param(text, id=text[:40], marks=[pytest.mark.cluster] if needs_docker(text) else [])
         for text in COMMANDS
-        if text != SUITE and "pip install" not in text
+        if text not in (SUITE, SHAPES) and "pip install" not in text
     ],
 )
 def test_commands(text, folder):
@@ -83,6 +85,22 @@ def test_commands(text, folder):
     if "-o C.npy" in text:
         product = np.load(folder / "C.npy")
         np.testing.assert_allclose(product, np.load(folder / "A.npy") @ np.load(folder / "B.npy"), atol=1e-12)
+
+
+def test_the_bytes_in_the_table_are_those_that_the_commands_print(folder):
+    printed = run_block(SHAPES, folder, environment()).stdout
+    sent = re.findall(r"^ +(?:fsdp|tp_row|summa|grid3d) .* (\S+ [kM]?B)  .*$", printed, re.MULTILINE)
+    rows = re.findall(r"^\| (?:square|tall a|long k|large c): [^|]*\|(.*)\|$", KERNELS_PAGE, re.MULTILINE)
+    assert [cell.strip() for row in rows for cell in row.split("|")] == sent
+    assert len(sent) == 16
+
+
+@pytest.mark.parametrize("page", ["README.md", "mpi_matmul/kernels/README.md"])
+def test_what_a_page_links_to_is_there(page):
+    text, folder = (REPOSITORY / page).read_text(), (REPOSITORY / page).parent
+    links = re.findall(r"\]\(([^()\s#:]+)\)", text)
+    assert len(links) > 10
+    assert not [link for link in links if not (folder / link).exists()]
 
 
 def test_the_suite_is_what_the_gate_runs():

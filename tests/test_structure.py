@@ -16,7 +16,7 @@ MODULES = {
 }
 # A module imports only from the layers above its own line: arrows point one way.
 LAYERS = [
-    {"mesh", "memory", "progress", "versions", "stream"},
+    {"mesh", "memory", "progress", "versions", "stream", "svg"},
     {"layout"},
     {"verify", "storage", "blocks", "cores"},
     {"comm.protocol", "comm.engine", "accumulate", "machine"},
@@ -27,7 +27,7 @@ LAYERS = [
     {"travel"},
     {"kernels.*"},
     {"kernels.__init__", "distribute"},
-    {"check", "simulate", "costs"},
+    {"check", "simulate", "costs", "draw"},
     {"choose"},
     {"options"},
     {"multiply", "outputs", "deliver"},
@@ -103,7 +103,9 @@ def test_the_public_names():
     assert all(callable(getattr(mpi_matmul, name)) and getattr(mpi_matmul, name).__doc__ for name in names)
 
 
-@pytest.mark.parametrize("module", ["layout", "comm.threads", "simulate", "cores", "report", "blocks"])
+@pytest.mark.parametrize(
+    "module", ["layout", "comm.threads", "simulate", "cores", "report", "blocks", "draw"]
+)
 def test_the_examples_in_docstrings(module):
     outcome = doctest.testmod(importlib.import_module(f"mpi_matmul.{module}"))
     assert outcome.attempted
