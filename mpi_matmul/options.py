@@ -97,20 +97,7 @@ def _parser() -> Parser:
         metavar="C.npy",
         help="write the product (of the last strategy, when all checks pass)",
     )
-    add(
-        "--strategy",
-        nargs="+",
-        metavar="NAME",
-        help=f"kernels to run: {', '.join(KERNELS)}; auto is the one foretold to be fastest "
-        "(default: dp fsdp for random operands, auto for files)",
-    )
-    add(
-        "--mesh",
-        type=mesh_of,
-        metavar="RxS",
-        help="of the ranks: fsdp_tp nodes x ranks of a node, summa rows x columns, or three for m, k, n "
-        "(default: the best, for fsdp_tp the hosts)",
-    )
+    _add_strategies(add)
     add(
         "--shape",
         nargs=3,
@@ -136,6 +123,23 @@ def _parser() -> Parser:
     )
     add("--version", action=_Version, nargs=0, help="print the version")
     return parser
+
+
+def _add_strategies(add: Callable[..., Any]) -> None:
+    add(
+        "--strategy",
+        nargs="+",
+        metavar="NAME",
+        help=f"kernels to run: {', '.join(KERNELS)}; auto is the one foretold to be fastest "
+        "(default: dp fsdp for random operands, auto for files)",
+    )
+    add(
+        "--mesh",
+        type=mesh_of,
+        metavar="RxS",
+        help="of the ranks: fsdp_tp nodes x ranks of a node, summa rows x columns, or three for m, k, n "
+        "(default: the best, for fsdp_tp the hosts)",
+    )
 
 
 _CHECK_HELP = (

@@ -246,17 +246,8 @@ def bench_with(tmp_path, multiply, *arguments, num_ranks=3):
     """The bench with another function in the place of fsdp's kernel."""
     script = tmp_path / "other.py"
     script.write_text(OTHER_KERNEL.replace("{multiply}", multiply.strip()))
-    command = [
-        sys.executable,
-        script,
-        *shapes(SMALL),
-        "--repeat",
-        "1",
-        "--strategy",
-        "dp",
-        "fsdp",
-        *arguments,
-    ]
+    some = ["--repeat", "1", "--strategy", "dp", "fsdp"]
+    command = [sys.executable, script, *shapes(SMALL), *some, *arguments]
     return run_ranks(num_ranks, list(map(str, command)), timeout=30)
 
 
