@@ -11,7 +11,7 @@ import numpy as np
 
 from mpi_matmul import blocks
 from mpi_matmul.accumulate import sum_dtype
-from mpi_matmul.comm.ring import ring_broadcasts, ring_reduce_scatter
+from mpi_matmul.comm.ring import reduce_order, ring_broadcasts, ring_reduce_scatter
 from mpi_matmul.layout import Array, Shape, length
 from mpi_matmul.tiles import Part, Tiles
 from mpi_matmul.work import Work
@@ -79,9 +79,8 @@ def sums_of_c(work: Work, tiles: Tiles, c_shard: Array) -> Iterator[tuple[slice,
 
 def turns_by_rows(tiles: Tiles, here: int) -> list[Turn]:
     """For each tile of rows, in the order in which `sums_of_c` has them, all parts."""
-    number = tiles.mesh.k
-    owners = ((here - 1 - hop) % number for hop in range(number))
-    return list(product([rows for owner in owners for rows in tiles.shares[owner]], tiles.parts))
+    order = reduce_order(tiles.shares, here)
+    return list(product([tiles.shares[owner][i] for owner, i in order], tiles.parts))
 
 
 def turns_by_parts(tiles: Tiles) -> list[Turn]:

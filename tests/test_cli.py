@@ -420,7 +420,7 @@ sys.exit(main(sys.argv[1:]))
 def failing_program(tmp_path, strike):
     script = tmp_path / "failing.py"
     script.write_text(FAILING.replace("{strike}", strike))
-    return [sys.executable, str(script)]
+    return [sys.executable, str(script), "--strategy=fsdp"]
 
 
 STRIKES = {

@@ -6,10 +6,18 @@ from itertools import product
 
 import numpy as np
 import pytest
+import worlds
 
+from mpi_matmul.comm import ring
 from mpi_matmul.comm.counting import CountingMailbox
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
-from mpi_matmul.comm.ring import Places, ring_all_gather
+from mpi_matmul.comm.ring import (
+    Places,
+    reduce_order,
+    ring_all_gather,
+    ring_broadcasts,
+    ring_reduce_scatter,
+)
 
 WINDOWS = (1, 2, 3, 7)
 NUMBERS = range(6)
@@ -341,3 +349,94 @@ def test_a_place_has_the_shape_that_is_asked_for(shape):
 def test_a_block_that_is_larger_than_its_place_is_an_error():
     with pytest.raises(ValueError, match="reshape"):
         Places(2, 20, np.dtype("f8"), lambda i, owner: (3, 7))(0, 0)
+
+
+# ---- broadcasts round the ring, in one order for all ----
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("owners", ["in turn", "one after the other", "all of the last", "none"])
+def test_broadcasts_come_in_their_order(world, window, owners):
+    p = world.num_devices
+    owners = {
+        "in turn": [i % p for i in range(3 * p + 1)],
+        "one after the other": [i // 3 for i in range(3 * p)],
+        "all of the last": [p - 1] * 7,
+        "none": [],
+    }[owners]
+
+    def program(comm, rank):
+        mailbox = CountingMailbox(mailbox_of(comm, rank))
+        memory = [np.empty((2 + p, 50), np.int32) for _ in range(window + 2)]
+        foreign = [i for i, owner in enumerate(owners) if owner != rank]
+
+        def place(i):
+            rows, columns = shape_of(i, owners[i])
+            return memory[foreign.index(i) % len(memory)].reshape(-1)[: rows * columns].reshape(rows, columns)
+
+        blocks = ring_broadcasts(mailbox, owners, lambda i: block_of(i, rank), window, place)
+        for i, owner in enumerate(owners):
+            np.testing.assert_array_equal(next(blocks), block_of(i, owner))
+        assert next(blocks, None) is None
+        not_ours = [owner for owner in owners if owner != (rank + 1) % p]
+        assert mailbox.sent_messages == len(not_ours)
+
+    world.run(program)
+
+
+# ---- sums round the ring ----
+
+
+def sums(world, window, sizes, order=reduce_order):
+    """Each rank adds 10**rank to every item; what each owner has in the end, and what is sent."""
+    p = world.num_devices
+    parts = [[slice(start, start + size) for start, size in shares] for shares in sizes]
+
+    def program(comm, rank):
+        mailbox = CountingMailbox(mailbox_of(comm, rank))
+        mine = np.full(sum(size for _, size in sizes[rank]), -1.0)
+        first = sizes[rank][0][0] if sizes[rank] else 0
+        memory = [np.empty(9) for _ in range(2 * window + 2)]
+        taken = iter(range(10**6))
+
+        def place(owner, part):
+            if owner == rank:
+                return mine[part.start - first : part.stop - first]
+            return memory[next(taken) % len(memory)][: part.stop - part.start]
+
+        for _, total, begun in ring_reduce_scatter(mailbox, parts, window, place):
+            total[...] = (total if begun else 0) + 10.0**rank
+        assert mailbox.sent_messages == sum(len(share) for owner, share in enumerate(sizes) if owner != rank)
+        assert (mine == sum(10.0**other for other in range(p))).all()
+
+    world.run(program)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("tiles", [0, 1, 2, 5])
+def test_every_rank_adds_its_part_to_every_sum(world, window, tiles):
+    """Owners have different numbers of parts, and some have none."""
+    sizes = [
+        [(100 * owner + 9 * i, 1 + (i + owner) % 9) for i in range(tiles - owner % 2)]
+        for owner in range(world.num_devices)
+    ]
+    for share in sizes:  # parts of one owner lie side by side
+        start = 0
+        for i, (_, size) in enumerate(share):
+            share[i] = (start, size)
+            start += size
+    sums(world, window, sizes)
+
+
+def test_to_send_everything_first_would_make_all_wait(monkeypatch):
+    """Why the owners take turns; and the communicator that finds it is seen to find it."""
+
+    def owner_by_owner(parts, rank):
+        owners = [(rank - 1 - hop) % len(parts) for hop in range(len(parts))]
+        return [(owner, i) for owner in owners for i in range(len(parts[owner]))]
+
+    sizes = [[(0, 2), (2, 2), (4, 2), (6, 2), (8, 2)]] * 3
+    sums(worlds.rendezvous(3, patience=20), 2, sizes)
+    monkeypatch.setattr(ring, "reduce_order", owner_by_owner)
+    with pytest.raises(TimeoutError):
+        sums(worlds.rendezvous(3, patience=0.5), 2, sizes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from mpi_matmul.choose import choose
 from mpi_matmul.comm import engine
 from mpi_matmul.comm.mailbox import mailbox_of
+from mpi_matmul.comm.protocol import Matching, as_sendable, snapshot
 from mpi_matmul.costs import Ranks
 from mpi_matmul.launch import on_threads
 from mpi_matmul.machine import default_machine
@@ -50,6 +51,63 @@ class BareCommunicator:
                 raise TimeoutError(f"device {dst} waits for a message that does not come")
             src = self._random.choice([src for src, queue in enumerate(self._waiting[dst]) if queue])
             return src, self._waiting[dst][src].popleft()
+
+
+class RendezvousCommunicator(Matching):
+    """What is sent without a copy leaves only when the receiver has a place for it, as large messages do
+    in MPI libraries: ranks that all wait for their sends, before they receive, wait for ever."""
+
+    def __init__(self, num_devices: int, patience: float = 20.0) -> None:
+        self.num_devices, self._patience = num_devices, patience
+        self._changed = threading.Condition()
+        self._sends: defaultdict[tuple[int, int], deque[Any]] = defaultdict(deque)
+        self._receives: defaultdict[tuple[int, int], deque[Any]] = defaultdict(deque)
+
+    def send(self, src: int, dst: int, data: Any) -> None:
+        self.start_send(src, dst, snapshot(as_sendable(data)))
+
+    def recv(self, dst: int) -> tuple[int, Any]:
+        raise NotImplementedError
+
+    def start_send(self, src: int, dst: int, data: Any) -> Any:
+        return self._start(self._sends, self._receives, src, dst, data)
+
+    def start_recv(self, src: int, dst: int, out: Any = None) -> Any:
+        return self._start(self._receives, self._sends, src, dst, out)
+
+    def _start(self, mine: Any, others: Any, src: int, dst: int, array: Any) -> Any:
+        with self._changed:
+            transfer = _Meeting(self, array)
+            mine[src, dst].append(transfer)
+            while self._sends[src, dst] and self._receives[src, dst]:
+                data = self._sends[src, dst].popleft().met(None)
+                self._receives[src, dst].popleft().met(data)
+            self._changed.notify_all()
+        return transfer
+
+    def wait_for(self, transfer: Any) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: transfer.done, self._patience):
+                raise TimeoutError("a transfer never meets its counterpart")
+
+
+class _Meeting:
+    def __init__(self, comm: RendezvousCommunicator, array: Any) -> None:
+        self._comm, self._array, self.done = comm, array, False
+
+    def met(self, data: Any) -> Any:
+        """The two sides have come together: what is sent is taken now, and not before."""
+        self.done = True
+        if data is not None and self._array is None:
+            self._array = snapshot(data)
+        elif data is not None:
+            assert (self._array.shape, self._array.dtype) == (data.shape, data.dtype)
+            self._array[...] = data
+        return self._array
+
+    def wait(self) -> Any:
+        self._comm.wait_for(self)
+        return self._array
 
 
 class World:
@@ -96,6 +154,14 @@ def bare(num_devices: int, seed: int = 0) -> World:
     return World(f"bare-{num_devices}", num_devices, run)
 
 
+def rendezvous(num_devices: int, patience: float = 20.0) -> World:
+    def run(program: Program) -> list[Any]:
+        comm = RendezvousCommunicator(num_devices, patience)
+        return on_threads(num_devices, lambda _, rank: program(comm, rank))
+
+    return World(f"rendezvous-{num_devices}", num_devices, run)
+
+
 def mpi(comm: Any) -> World:
     """This process is one rank: ``run`` returns the result of this rank alone."""
     from mpi_matmul.comm.mpi import MPICommunicator
@@ -113,6 +179,7 @@ def mpi(comm: Any) -> World:
     params=[
         *(pytest.param((threads, number), id=f"threads-{number}") for number in (1, 2, 3, 4, 8)),
         *(pytest.param((bare, number), id=f"bare-{number}") for number in (3, 5)),
+        pytest.param((rendezvous, 4), id="rendezvous-4"),
         pytest.param("mpi", id="mpi", marks=pytest.mark.mpi),
         pytest.param("mpi in small pieces", id="mpi-in-small-pieces", marks=pytest.mark.mpi),
     ]

@@ -129,6 +129,16 @@ def ring_broadcasts(
         transfer.wait()
 
 
+def reduce_order(parts: Sequence[Sequence[T]], rank: int) -> list[tuple[int, int]]:
+    """``(owner, i)``: the order in which `ring_reduce_scatter` has ``parts[owner][i]`` on ``rank``.
+
+    The first part of every owner, then the second ones, and so on: if every rank began with all that it sends
+    and nobody receives yet, all would wait.
+    """
+    owners = [(rank - 1 - hop) % len(parts) for hop in range(len(parts))]
+    return [(owner, i) for i in range(max(map(len, parts))) for owner in owners if i < len(parts[owner])]
+
+
 def ring_reduce_scatter(
     mailbox: Mailbox,
     parts: Sequence[Sequence[T]],
@@ -146,27 +156,23 @@ def ring_reduce_scatter(
     """
     rank, world_size = mailbox.rank, mailbox.world_size
     ahead, behind = (rank + 1) % world_size, (rank - 1) % world_size
-    order = [
-        (owner, part)
-        for hop in range(world_size)
-        for owner in [(behind - hop) % world_size]
-        for part in parts[owner]
-    ]
-    begun_from = len(parts[behind])  # those before it begin here
+    begins_here = behind
+    order = [(owner, parts[owner][i]) for owner, i in reduce_order(parts, rank)]
     arriving: deque[Array | Transfer] = deque()
     leaving: deque[Transfer] = deque()
 
     def expect(numbers: Iterable[int]) -> None:
         for number in numbers:
-            total = place(*order[number])
-            arriving.append(mailbox.start_recv(behind, total) if number >= begun_from else total)
+            owner, part = order[number]
+            total = place(owner, part)
+            arriving.append(total if owner == begins_here else mailbox.start_recv(behind, total))
 
     expect(range(min(window, len(order))))
     for i, (owner, part) in enumerate(order):
         expect(range(i + window, min(i + window + 1, len(order))))
         coming = arriving.popleft()
         total = coming if isinstance(coming, np.ndarray) else coming.wait()
-        yield part, total, i >= begun_from
+        yield part, total, owner != begins_here
         if owner != rank:
             leaving.append(mailbox.start_send(ahead, total))
             if len(leaving) > window:
