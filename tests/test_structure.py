@@ -27,6 +27,7 @@ LAYERS = [
     {"multiply", "outputs", "deliver"},
     {"ending"},
     {"cli", "measure", "plot"},
+    {"measure_collectives"},
     {"bench"},
     {"__init__", "__main__", "comm.__init__"},
 ]
