@@ -9,12 +9,14 @@ where the result is to be, of its shape and dtype, C-contiguous; without it ther
 Topologies:
 
 * "tree" takes the fewest rounds, about log2 p, each with whole arrays;
-* "ring" sends the fewest bytes: a rank speaks to its neighbours only, in blocks of BLOCK_BYTES, each of
-  which goes on as soon as it is there;
-* "auto" (or None) is the tree for at most TREE_BYTES, else the ring. Where only the sender knows the size
-  (`broadcast`, `all_gather`), a longer array is announced down the tree: by an array (0, *shape) of its
-  dtype, a message of no bytes. Whatever has a first dimension of 0 is announced as well, so nothing else
-  looks like one.
+* "ring" sends the fewest bytes: a rank speaks to its neighbours only, in blocks, each of which goes on as
+  soon as it is there. Those of a whole array along a chain of ranks have a CHAIN_BLOCKS-th of it, but at
+  least LEAST_BLOCK_BYTES and at most BLOCK_BYTES; those of the p parts that go round have BLOCK_BYTES.
+* "auto" (or None) is the ring for arrays with p-th parts of more than TREE_BYTES, else the tree: rounds of
+  a ring grow with p, and the bytes that it saves have to pay for them. (For `all_gather` the parts are the
+  arrays themselves, each by its own size.) Where only the sender knows the size (`broadcast`,
+  `all_gather`), what does not go down the tree is announced there: by an array (0, *shape) of its dtype, a
+  message of no bytes. Any array with a first dimension of 0 is announced, so nothing else looks like one.
 
 Sums are those of ``np.add``, one pair of arrays after the other, in the dtype of the arrays: bool is "or",
 integers wrap around, float16 is rounded after each addition. Their order depends on p, root, topology and
@@ -23,12 +25,13 @@ sizes alone, so the bits are the same in each run.
 Sources: [T] Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, Int.
 J. High Performance Computing Applications 19(1), 2005, pages 49-66. [P] Patarasuk, Yuan, Bandwidth Optimal
 All-reduce Algorithms for Clusters of Workstations, J. Parallel and Distributed Computing 69(2), 2009, pages
-117-124.
-[B] Bruck, Ho, Kipnis, Upfal, Weathersby, Efficient Algorithms for All-to-All Communications in Multiport
-Message-Passing Systems, IEEE Trans. Parallel and Distributed Systems 8(11), 1997, pages 1143-1156.
+117-124. [C] Patarasuk, Yuan, Faraj, Techniques for Pipelined Broadcast on Ethernet Switched Clusters, the
+same journal 68(6), 2008, pages 809-824. [B] Bruck, Ho, Kipnis, Upfal, Weathersby, Efficient Algorithms for
+All-to-All Communications in Multiport Message-Passing Systems, IEEE Trans. Parallel and Distributed Systems
+8(11), 1997, pages 1143-1156.
 
-In the formulas n is the number of bytes of an array, N that of all ranks' arrays (or of all parts)
-together, n_r that of rank r, and blocks(n) = ceil(n / BLOCK_BYTES), counted for each array by itself.
+In the formulas n is the number of bytes of an array, n_r that of the array (or the part) of rank r, N that
+of all of them together, blocks(n) the number of blocks that n bytes are cut into.
 """
 
 from __future__ import annotations
@@ -46,9 +49,10 @@ from mpi_matmul.layout import Array
 
 Topology = Literal["auto", "tree", "ring"]
 
-TREE_BYTES = 64 << 10
-BLOCK_BYTES = 1 << 20
-WINDOW = 4  # blocks that may come while one is used
+TREE_BYTES = 256 << 10  # 0.1 ms that a message takes in Python, at some GB/s
+BLOCK_BYTES = 4 << 20
+CHAIN_BLOCKS, LEAST_BLOCK_BYTES = 16, 256 << 10
+WINDOW = 2  # blocks that are on their way while one is used
 
 
 # ---- one array to all, all arrays to one ----
@@ -65,10 +69,9 @@ def broadcast(
     """The array of ``root``, on every rank (there it is ``array`` itself): ``arrays[root]``.
 
     tree: binomial, ceil(log2 p) rounds, p - 1 messages, of which the rank at place i = (rank - root) % p
-    sends one to each place i + 2^b < p with 2^b > i, of n bytes ([T] section 4.3).
+    sends one to each place i + 2^b < p with 2^b > i, of n bytes ([T], broadcast).
     ring: a chain from root to root - 1, which is the only one that sends no blocks: blocks(n) messages, n
-    bytes, after the announcement, which takes the messages of the tree and no bytes ([P] section 2,
-    "pipelined").
+    bytes, after the announcement, which takes the messages of the tree and no bytes ([C]).
     ValueError for a root outside the world, another topology, or an ``out`` of another shape or dtype.
     """
     ranks, way = _from_root(mailbox, root), _known(topology)
@@ -77,7 +80,9 @@ def broadcast(
         array, sends = pass_down(mailbox, out if own is None else own, ranks)
         _finish(sends)
         return array
-    first, sends = pass_down(mailbox, None if own is None else _opening(own, way), ranks)
+    first, sends = pass_down(
+        mailbox, None if own is None else _opening(own, own.nbytes / len(ranks), way), ranks
+    )
     _finish(sends)
     whole = own if own is not None else _place_of(first, out)
     if _is_announcement(first):
@@ -91,14 +96,14 @@ def reduce(
     """The sum of all arrays on ``root``, None elsewhere: ``functools.reduce(np.add, arrays)``.
 
     All of one shape and dtype.
-    tree: binomial, ceil(log2 p) rounds; every rank but root sends 1 message of n bytes ([T] section 4.5).
+    tree: binomial, ceil(log2 p) rounds; every rank but root sends 1 message of n bytes ([T], reduce).
     ring: a chain of sums from root + 1 to root; every rank but root sends blocks(n) messages, n bytes, and
-    needs memory for 2 WINDOW blocks ([P] section 2).
+    needs memory for 2 WINDOW blocks ([C], the other way round).
     ValueError as for `broadcast`; RuntimeError where another rank's array does not fit.
     """
     ranks, own = _from_root(mailbox, root), _plain(array)
     total = _fitting(out, own.shape, own.dtype) if mailbox.rank == root else None
-    if _is_long(own.nbytes, _known(topology)):
+    if _goes_round(own.nbytes / mailbox.world_size, _known(topology)):
         return _add_along(mailbox, own, total, [*ranks[1:], root])
     total_of_tree = _add_up(mailbox, own, ranks)
     if total is None:
@@ -112,8 +117,8 @@ def gather(
 ) -> list[Array] | None:
     """Every rank's array on ``root`` (its own is ``array`` itself), None elsewhere: ``list(arrays)``.
 
-    Any sizes. Every rank but root sends 1 message of n_r bytes, straight to root ([T] section 3: for long
-    arrays no tree is better). ``out`` has the place of each. ValueError for a root outside the world.
+    Any sizes. Every rank but root sends 1 message of n_r bytes, straight to root (a tree would send what is
+    long more than once). ``out`` has the place of each. ValueError for a root outside the world.
     """
     if mailbox.rank != rank_in_world("root", root, mailbox.world_size):
         mailbox.start_send(root, array).wait()
@@ -151,9 +156,9 @@ def all_gather(
 
     Any sizes. ``out`` has the place of each: with the parts of one array, that is their concatenation.
     tree: Bruck's, ceil(log2 p) rounds, p - 1 messages a rank; in the round of distance d = 1, 2, 4... < p,
-    the arrays of the min(d, p - d) ranks from rank on, to rank - d ([B] section 3; [T] section 4.1).
+    the arrays of the min(d, p - d) ranks from rank on, to rank - d ([B]; [T], allgather).
     ring: all but the array of rank + 1, blocks(n_r) messages each, N - n_(rank + 1) bytes; before that, the
-    announcements: p - 1 messages of no bytes ([T] section 4.1).
+    announcements: p - 1 messages of no bytes ([T], allgather).
     ValueError for another topology, or for places of another number, shape or dtype.
     """
     own, way = _plain(array), _known(topology)
@@ -161,7 +166,7 @@ def all_gather(
     own = _put(own, places[mailbox.rank])
     if way == "tree":
         return _pass_in_rounds(mailbox, own, places)
-    openings = _pass_in_rounds(mailbox, _opening(own, way), [None] * mailbox.world_size)
+    openings = _pass_in_rounds(mailbox, _opening(own, own.nbytes, way), [None] * mailbox.world_size)
     arrays = [
         own if src == mailbox.rank else _place_of(opening, place)
         for src, (opening, place) in enumerate(zip(openings, places, strict=True))
@@ -178,9 +183,10 @@ def reduce_scatter(
 
     ``parts`` are p arrays of one dtype, of any sizes (such as ``np.array_split(array, p)``), alike on every
     rank.
-    tree: `all_reduce` of all parts together, of which a rank keeps its own.
+    tree: `all_reduce` of all parts together, of which a rank keeps its own (so auto is the ring already for
+    a quarter of the size).
     ring: all parts but its own, blocks(n_r) messages each, N - n_rank bytes; memory for 2 WINDOW blocks.
-    The sum for rank r is added from rank r + 1 on, to r ([P] section 3).
+    The sum for rank r is added from rank r + 1 on, to r ([P], first half).
     ValueError for another number of parts, several dtypes, another topology, or an ``out`` that does not
     fit; RuntimeError where another rank's parts do not fit.
     """
@@ -189,7 +195,8 @@ def reduce_scatter(
     if any(part.dtype != own.dtype for part in parts):
         raise ValueError(f"parts have the dtypes {[str(part.dtype) for part in parts]}, expected one for all")
     total = _fitting(out, own.shape, own.dtype)
-    if _is_long(sum(part.nbytes for part in parts), _known(topology)):
+    share = sum(part.nbytes for part in parts) / mailbox.world_size
+    if _goes_round(4 * share, _known(topology)):
         _add_round(mailbox, parts, total)
         return total
     sums = _add_in_rounds(mailbox, np.concatenate([part.reshape(-1) for part in parts]))
@@ -206,15 +213,15 @@ def all_reduce(
     All of one shape and dtype.
     tree: recursive doubling among the first q = 2^floor(log2 p) ranks, log2 q rounds, a message of n bytes
     in each; the p - q others give their arrays to rank - q before and get the sum after it: 1 message more
-    for those that send it, and 1 in all for the others ([T] section 4.5).
+    for those that send it, and 1 in all for the others ([T], allreduce).
     ring: `reduce_scatter` and `all_gather` round the ring, of p parts as block_range splits the items: 2 N
-    - n_rank - n_(rank + 1) bytes, that is 2 (p - 1) / p of the array ([P] section 3: the fewest possible).
+    - n_rank - n_(rank + 1) bytes, that is 2 (p - 1) / p of the array ([P]: the fewest possible).
     ValueError for another topology or an ``out`` that does not fit; RuntimeError where another rank's array
     does not.
     """
     own = _plain(array)
     total = _fitting(out, own.shape, own.dtype)
-    if not _is_long(own.nbytes, _known(topology)):
+    if not _goes_round(own.nbytes / mailbox.world_size, _known(topology)):
         total[...] = _add_in_rounds(mailbox, own)
         return total
     parts, sums = (np.array_split(whole.reshape(-1), mailbox.world_size) for whole in (own, total))
@@ -331,7 +338,7 @@ def _pass_in_rounds(mailbox: Mailbox, array: Array, places: Sequence[Array | Non
 
 def _pass_along(mailbox: Mailbox, array: Array, chain: list[int]) -> None:
     """``array`` of the first of the chain into those of the others."""
-    place, blocks = chain.index(mailbox.rank), _blocks(array)
+    place, blocks = chain.index(mailbox.rank), _chain_blocks(array)
     arriving = _arriving(mailbox, chain[place - 1], blocks) if place else blocks
     last = place == len(chain) - 1
     _finish([mailbox.start_send(chain[place + 1], block) for block in arriving if not last])
@@ -339,14 +346,14 @@ def _pass_along(mailbox: Mailbox, array: Array, chain: list[int]) -> None:
 
 def _add_along(mailbox: Mailbox, array: Array, total: Array | None, chain: list[int]) -> Array | None:
     """The sum of the arrays along the chain, in ``total`` of its last rank (None elsewhere)."""
-    place, own = chain.index(mailbox.rank), _blocks(array)
-    buffers = _Buffers(array.dtype)
+    place, own = chain.index(mailbox.rank), _chain_blocks(array)
+    buffers = _Buffers(own, array.dtype)
     if not place:
         blocks: Iterable[Array] = own
         if total is not None:  # alone
             total[...] = array
     else:
-        places = (buffers.take(block.size) for block in own) if total is None else _blocks(total)
+        places = (buffers.take(block.size) for block in own) if total is None else _chain_blocks(total)
         blocks = _added(own, _arriving(mailbox, chain[place - 1], places))
     for block in blocks:
         if total is None:
@@ -381,7 +388,7 @@ def _add_round(mailbox: Mailbox, parts: Sequence[Array], total: Array) -> None:
         total[...] = parts[0]
         return
     ahead, behind = _neighbours(mailbox)
-    buffers, sends = _Buffers(total.dtype), list[Transfer]()
+    buffers = _Buffers((block for of_part in blocks for block in of_part), total.dtype)
     turns = [slice(first, first + WINDOW) for first in range(0, max(map(len, blocks)), WINDOW)]
     owners = [(rank - hop) % mailbox.world_size for hop in range(2, mailbox.world_size)]
     coming = (
@@ -392,11 +399,13 @@ def _add_round(mailbox: Mailbox, parts: Sequence[Array], total: Array) -> None:
     )
     places = (block if owner == rank else buffers.take(block.size) for owner, block in coming)
     arriving = _arriving(mailbox, behind, places)
+    own = ([mailbox.start_send(ahead, block) for block in blocks[behind][turn]] for turn in turns)
+    sends = next(own, [])
     for turn in turns:
-        sends += [mailbox.start_send(ahead, block) for block in blocks[behind][turn]]
         for owner in owners:
             for block in _added(blocks[owner][turn], arriving):
                 buffers.leaving.append(mailbox.start_send(ahead, block))
+        sends += next(own, [])  # and nothing goes ahead of what is added below
         for _ in _added(blocks[rank][turn], arriving):
             pass
     _finish(sends)
@@ -427,27 +436,30 @@ class _Buffers:
     in ``leaving``), and in a ring there is no waiting in a circle, as it was a round earlier.
     """
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, blocks: Iterable[Array], dtype: np.dtype[Any]) -> None:
+        """For blocks like these."""
         self.leaving = deque[Transfer]()
+        self._size = max((block.size for block in blocks), default=0)
         self._dtype, self._memory = dtype, deque[Array]()
 
     def take(self, size: int) -> Array:
         if len(self._memory) < 2 * WINDOW:
-            self._memory.append(np.empty(_block_items(self._dtype), self._dtype))
+            self._memory.append(np.empty(self._size, self._dtype))
         else:
             self.leaving.popleft().wait()
             self._memory.rotate(-1)
         return self._memory[-1][:size]
 
 
-def _blocks(array: Array) -> list[Array]:
+def _chain_blocks(array: Array) -> list[Array]:
+    """Many enough that all ranks of a chain are soon busy."""
+    return _blocks(array, min(max(array.nbytes // CHAIN_BLOCKS, LEAST_BLOCK_BYTES), BLOCK_BYTES))
+
+
+def _blocks(array: Array, block_bytes: int | None = None) -> list[Array]:
     """The items of a C-contiguous array in flat blocks; of no items, no block."""
-    flat, step = array.reshape(-1), _block_items(array.dtype)
+    flat, step = array.reshape(-1), max(1, (block_bytes or BLOCK_BYTES) // array.itemsize)
     return [flat[start : start + step] for start in range(0, flat.size, step)]
-
-
-def _block_items(dtype: np.dtype[Any]) -> int:
-    return max(1, BLOCK_BYTES // dtype.itemsize)
 
 
 def _finish(transfers: Iterable[Transfer]) -> None:
@@ -473,14 +485,14 @@ def _known(topology: str | None) -> str:
     return topology or "auto"
 
 
-def _is_long(nbytes: int, topology: str) -> bool:
-    """Whether it goes round the ring (or along a chain)."""
-    return topology == "ring" or (topology == "auto" and nbytes > TREE_BYTES)
+def _goes_round(part_bytes: float, topology: str) -> bool:
+    """Whether by the ring, with p-th parts of this size."""
+    return topology == "ring" or (topology == "auto" and part_bytes > TREE_BYTES)
 
 
-def _opening(array: Array, topology: str) -> Array:
+def _opening(array: Array, part_bytes: float, topology: str) -> Array:
     """What goes down the tree for an array: itself, or its announcement."""
-    if _is_long(array.nbytes, topology) or array.shape[:1] == (0,):
+    if _goes_round(part_bytes, topology) or array.shape[:1] == (0,):
         return np.empty((0, *array.shape), array.dtype)
     return array
 
