@@ -17,8 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from mpi_matmul.comm import collectives
-from mpi_matmul.comm.collectives import Topology, barrier, gather_facts
+from mpi_matmul.comm.collectives import (
+    Topology,
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    gather,
+    gather_facts,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from mpi_matmul.comm.counting import CountingMailbox
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.layout import Array, block_range
@@ -125,19 +135,19 @@ def _ours(mailbox: Mailbox, case: Case, arrays: _Arrays) -> None:
     own, parts, out, places = arrays.own, arrays.parts, arrays.out, arrays.places
     topology = case.topology
     if case.name == "broadcast":
-        collectives.broadcast(mailbox, own if on_root else None, ROOT, out=out, topology=topology)
+        broadcast(mailbox, own if on_root else None, ROOT, out=out, topology=topology)
     elif case.name == "reduce":
-        collectives.reduce(mailbox, own, ROOT, out=out, topology=topology)
+        reduce(mailbox, own, ROOT, out=out, topology=topology)
     elif case.name == "all_reduce":
-        collectives.all_reduce(mailbox, own, out=out, topology=topology)
+        all_reduce(mailbox, own, out=out, topology=topology)
     elif case.name == "all_gather":
-        collectives.all_gather(mailbox, parts[rank], out=places, topology=topology)
+        all_gather(mailbox, parts[rank], out=places, topology=topology)
     elif case.name == "reduce_scatter":
-        collectives.reduce_scatter(mailbox, parts, out=places[rank], topology=topology)
+        reduce_scatter(mailbox, parts, out=places[rank], topology=topology)
     elif case.name == "gather":
-        collectives.gather(mailbox, parts[rank], ROOT, out=places)
+        gather(mailbox, parts[rank], ROOT, out=places)
     else:
-        collectives.scatter(mailbox, parts if on_root else None, ROOT, out=places[rank])
+        scatter(mailbox, parts if on_root else None, ROOT, out=places[rank])
 
 
 def _librarys(library: Library, case: Case, arrays: _Arrays) -> None:
