@@ -39,7 +39,9 @@ SIZES = (1 << 10, 1 << 20, 64 << 20)
 ROOT = 0
 ITEM = np.dtype(np.float64)
 NAMES = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter", "gather", "scatter")
-TOPOLOGIES: tuple[Topology, ...] = ("tree", "ring")
+TOPOLOGIES: tuple[Topology, ...] = ("tree", "direct", "ring")
+ONE_SIDED = ("gather", "scatter")  # always direct
+FROM_OR_TO_ONE = ("broadcast", "reduce")  # never
 
 Library = Callable[..., None]  # the name of an MPI collective and its arguments, as mpi4py takes them
 
@@ -63,8 +65,10 @@ class Case:
 def cases(sizes: Sequence[int]) -> Iterator[Case]:
     """Each collective by each topology, of these sizes (rounded to whole items) in bytes."""
     for name in NAMES:
-        topologies = (None,) if name in ("gather", "scatter") else TOPOLOGIES
+        topologies = (None,) if name in ONE_SIDED else TOPOLOGIES
         for topology, nbytes in product(topologies, sizes or SIZES):
+            if topology == "direct" and name in FROM_OR_TO_ONE:
+                continue
             yield Case(name, topology, max(1, nbytes // ITEM.itemsize) * ITEM.itemsize)
 
 
@@ -184,10 +188,13 @@ def sent_bytes(case: Case, part_bytes: Sequence[int], rank: int) -> int:
         "reduce tree": whole * (rank != ROOT),
         "reduce ring": whole * (rank != ROOT),
         "all_reduce tree": whole * exchanges,
+        "all_reduce direct": whole + (world_size - 2) * own,
         "all_reduce ring": 2 * whole - own - ahead,
         "all_gather tree": sum(passed_on),
+        "all_gather direct": (world_size - 1) * own,
         "all_gather ring": whole - ahead,
         "reduce_scatter tree": whole * exchanges,
+        "reduce_scatter direct": whole - own,
         "reduce_scatter ring": whole - own,
         "gather direct": own * (rank != ROOT),
         "scatter direct": (whole - own) * (rank == ROOT),

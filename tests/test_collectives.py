@@ -18,15 +18,17 @@ from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.launch import on_threads
 from mpi_matmul.layout import block_range
 
-BLOCK, LEAST, TREE = 64, 32, 40  # bytes
+BLOCK, LEAST, TREE, DIRECT = 64, 32, 40, 80  # bytes
 TOPOLOGIES = ("tree", "ring", "auto", None)
+WITH_DIRECT = ("tree", "direct", "ring", "auto", None)
 DTYPES = ("f8", "f4", "f2", "i4", "i1", "u1", "?", "c16", "g")
 
 
 @pytest.fixture(autouse=True)
 def in_small_blocks(monkeypatch):
     """Arrays of some hundred bytes go in many blocks, as large ones do."""
-    for name, value in {"BLOCK_BYTES": BLOCK, "LEAST_BLOCK_BYTES": LEAST, "TREE_BYTES": TREE}.items():
+    sizes = {"BLOCK_BYTES": BLOCK, "LEAST_BLOCK_BYTES": LEAST, "TREE_BYTES": TREE, "DIRECT_BYTES": DIRECT}
+    for name, value in sizes.items():
         assert hasattr(collectives, name)
         monkeypatch.setattr(collectives, name, value)
 
@@ -52,7 +54,7 @@ class Broadcast:
         p, n = len(given), given[root].nbytes
         place = (rank - root) % p
         children = sum(2**b > place and place + 2**b < p for b in range(9))
-        if not by_ring(topology, n / p):
+        if way(topology, n / p, "tree") == "tree":
             return children, children * n
         return (children + chain_blocks(n), n) if place < p - 1 else (children, 0)
 
@@ -70,11 +72,11 @@ class Reduce:
         n = given[rank].nbytes
         if rank == root:
             return 0, 0
-        return (chain_blocks(n), n) if by_ring(topology, n / len(given)) else (1, n)
+        return (1, n) if way(topology, n / len(given), "tree") == "tree" else (chain_blocks(n), n)
 
 
 class AllReduce:
-    name, topologies, in_parts = "all_reduce", TOPOLOGIES, False
+    name, topologies, in_parts = "all_reduce", WITH_DIRECT, False
 
     def call(self, mailbox, given, root, **options):
         return collectives.all_reduce(mailbox, given, **options)
@@ -84,15 +86,17 @@ class AllReduce:
 
     def sent(self, given, rank, root, topology):
         p, array = len(given), given[rank]
-        if not by_ring(topology, array.nbytes / p):
+        if way(topology, array.nbytes / p) == "tree":
             return doublings(rank, p), doublings(rank, p) * array.nbytes
         ranges = [block_range(array.size, p, r) for r in range(p)]
         n = [(stop - start) * array.itemsize for start, stop in ranges]
+        if way(topology, array.nbytes / p) == "direct":
+            return 2 * (p - 1), sum(n) + (p - 2) * n[rank]
         return round_messages(n, rank) + round_messages(n, rank + 1), 2 * sum(n) - n[rank] - n[(rank + 1) % p]
 
 
 class AllGather:
-    name, topologies, in_parts = "all_gather", TOPOLOGIES, False
+    name, topologies, in_parts = "all_gather", WITH_DIRECT, False
 
     def call(self, mailbox, given, root, **options):
         return collectives.all_gather(mailbox, given, **options)
@@ -102,16 +106,16 @@ class AllGather:
 
     def sent(self, given, rank, root, topology):
         p, n = len(given), [array.nbytes for array in given]
-        rounds = [min(2**b, p - 2**b) for b in range(9) if 2**b < p]
-        down = [
-            n[(rank + i) % p] * (not by_ring(topology, n[(rank + i) % p])) for d in rounds for i in range(d)
-        ]
-        long = [size * by_ring(topology, size) for size in n]
-        return p - 1 + round_messages(long, rank + 1), sum(down) + sum(long) - long[(rank + 1) % p]
+        if topology == "tree":
+            rounds = [min(2**b, p - 2**b) for b in range(9) if 2**b < p]
+            return p - 1, sum(n[(rank + i) % p] for distance in rounds for i in range(distance))
+        long = [size if way(topology, size, "direct") == "ring" else 0 for size in n]
+        straight = 0 if long[rank] else (p - 1) * n[rank]
+        return p - 1 + round_messages(long, rank + 1), straight + sum(long) - long[(rank + 1) % p]
 
 
 class ReduceScatter:
-    name, topologies, in_parts = "reduce_scatter", TOPOLOGIES, True
+    name, topologies, in_parts = "reduce_scatter", WITH_DIRECT, True
 
     def call(self, mailbox, given, root, **options):
         return collectives.reduce_scatter(mailbox, given, **options)
@@ -121,8 +125,10 @@ class ReduceScatter:
 
     def sent(self, given, rank, root, topology):
         p, n = len(given), [part.nbytes for part in given[rank]]
-        if not by_ring(topology, 4 * sum(n) / p):
+        if way(topology, sum(n) / p) == "tree":
             return doublings(rank, p), doublings(rank, p) * sum(n)
+        if way(topology, sum(n) / p) == "direct":
+            return p - 1, sum(n) - n[rank]
         return round_messages(n, rank), sum(n) - n[rank]
 
 
@@ -166,8 +172,19 @@ every = of_these(*(one.name for one in ALL))
 every_sum = of_these("reduce", "all_reduce", "reduce_scatter")
 
 
-def by_ring(topology, part_bytes):
-    return topology == "ring" or (topology in (None, "auto") and part_bytes > TREE)
+def explicit(one, *more):
+    """The topologies to try where it is enough to try each."""
+    return (
+        [*(name for name in one.topologies if name not in (None, "auto")), *more]
+        if one.topologies[1:]
+        else [None]
+    )
+
+
+def way(topology, part_bytes, between="direct"):
+    if topology in (None, "auto"):
+        return "tree" if part_bytes <= TREE else between if part_bytes <= DIRECT else "ring"
+    return topology
 
 
 def blocks(nbytes, block=BLOCK, itemsize=8):
@@ -246,7 +263,7 @@ def check(mailbox, one, given, root=0, topology=None):
 
 
 def sizes_for(world_size):
-    return sorted({0, 1, world_size - 1, world_size, 2 * world_size + 1, 45})
+    return sorted({0, 1, world_size - 1, world_size, 2 * world_size + 1, 8 * world_size, 13 * world_size + 1})
 
 
 def roots_of(mailbox):
@@ -270,7 +287,7 @@ def test_numpy_has_the_same(world, one):
 def test_any_root(world, one):
     def program(comm, rank):
         mailbox = mailbox_of(comm, rank)
-        for root, topology in product(roots_of(mailbox), one.topologies[:2]):
+        for root, topology in product(roots_of(mailbox), explicit(one)):
             check(mailbox, one, given_to(one, mailbox.world_size, 21), root, topology)
 
     world.run(program)
@@ -280,7 +297,7 @@ def test_any_root(world, one):
 def test_any_split(world, one):
     def program(comm, rank):
         mailbox = mailbox_of(comm, rank)
-        for topology in one.topologies[:3]:
+        for topology in explicit(one, "auto"):
             check(mailbox, one, given_to(one, mailbox.world_size, 70, uneven=True), 0, topology)
 
     world.run(program)
@@ -293,7 +310,7 @@ def test_some_of_the_ranks(world, one):
     partitions = [[range(0, p, 2), range(1, p, 2)], [range(p - 1, -1, -1)], [[rank] for rank in range(p)]]
 
     def program(comm, rank):
-        for groups, topology in product(partitions, one.topologies[:2]):
+        for groups, topology in product(partitions, explicit(one)):
             (ranks,) = [list(ranks) for ranks in groups if rank in ranks]
             mailbox = GroupMailbox(mailbox_of(comm, rank), ranks)
             check(mailbox, one, given_to(one, len(ranks), 21), len(ranks) - 1, topology)
@@ -307,11 +324,12 @@ def test_any_dtype(world, one):
 
     def program(comm, rank):
         mailbox = mailbox_of(comm, rank)
-        for dtype, topology in product(DTYPES, one.topologies[:2]):
+        for dtype, topology in product(DTYPES, explicit(one)):
             given = given_to(one, mailbox.world_size, 19, dtype)
             if dtype == "i1":
                 given = [[100 + part for part in of] if one.in_parts else 100 + of for of in given]
-            got = one.call(mailbox, given[rank], 0, **({"topology": topology} if topology else {}))
+            options = {"topology": topology} if topology else {}
+            got = one.call(mailbox, given[rank], 0, **options)
             assert_same(got, one.numpys(given, rank, 0))
 
     world.run(program)
@@ -338,17 +356,17 @@ def test_any_layout(world, layout):
         arrays = [LAYOUTS[layout](numbers(rank, 24)) for rank in range(p)]
         native = [np.array(array, dtype="f8") for array in arrays]
         mine = arrays[rank]
+        for topology in WITH_DIRECT[:4]:
+            options = {"topology": topology}
+            assert_same(collectives.all_reduce(mailbox, mine, **options), total(native))
+            assert_same(collectives.all_gather(mailbox, mine, **options), native)
+            assert_same(collectives.reduce_scatter(mailbox, arrays, **options), total([native[rank]] * p))
         for topology in TOPOLOGIES[:3]:
-            way = {"topology": topology}
-            assert_same(
-                collectives.broadcast(mailbox, mine if rank == p - 1 else None, p - 1, **way), native[p - 1]
-            )
-            assert_same(collectives.reduce(mailbox, mine, 0, **way), total(native) if rank == 0 else None)
-            assert_same(collectives.all_reduce(mailbox, mine, **way), np.asarray(total(native)))
-            assert_same(collectives.all_gather(mailbox, mine, **way), native)
-            assert_same(
-                collectives.reduce_scatter(mailbox, arrays, **way), np.asarray(total([native[rank]] * p))
-            )
+            options = {"topology": topology}
+            given = mine if rank == p - 1 else None
+            assert_same(collectives.broadcast(mailbox, given, p - 1, **options), native[p - 1])
+            of_all = collectives.reduce(mailbox, mine, 0, **options)
+            assert_same(of_all, total(native) if rank == 0 else None)
 
     world.run(program)
 
@@ -360,9 +378,9 @@ def test_whole_and_announced_arrays_in_one_gathering(world):
     def program(comm, rank):
         mailbox = mailbox_of(comm, rank)
         given = [np.full(shapes[owner % 6], owner, "f8") for owner in range(mailbox.world_size)]
-        for topology in TOPOLOGIES:
+        for topology in WITH_DIRECT:
             check(mailbox, AllGather(), given, 0, topology)
-            for root in roots_of(mailbox):
+            for root in roots_of(mailbox) if topology != "direct" else []:
                 check(mailbox, Broadcast(), given, root, topology)
 
     world.run(program)
@@ -380,19 +398,16 @@ def test_one_after_the_other_without_a_pause(world):
 
 @every
 def test_blocks_as_large_as_real_ones(world, one, monkeypatch):
-    for name, value in {
-        "BLOCK_BYTES": 1 << 20,
-        "LEAST_BLOCK_BYTES": 256 << 10,
-        "TREE_BYTES": 256 << 10,
-    }.items():
+    """For MPI: such as wait for the other side."""
+    for name, value in {"BLOCK_BYTES": 1 << 18, "LEAST_BLOCK_BYTES": 1 << 17}.items():
         monkeypatch.setattr(collectives, name, value)
 
     def program(comm, rank):
         mailbox = mailbox_of(comm, rank)
-        given = given_to(one, mailbox.world_size, 700_001)
-        for topology in one.topologies[:2]:
-            way = {"topology": topology} if topology else {}
-            assert_same(one.call(mailbox, given[rank], 0, **way), one.numpys(given, rank, 0))
+        given = given_to(one, mailbox.world_size, 150_001)
+        for topology in explicit(one):
+            options = {"topology": topology} if topology else {}
+            assert_same(one.call(mailbox, given[rank], 0, **options), one.numpys(given, rank, 0))
 
     world.run(program)
 
@@ -419,12 +434,12 @@ def test_the_result_is_where_it_is_to_be(world, one):
         mailbox = mailbox_of(comm, rank)
         given = given_to(one, mailbox.world_size, 30)
         expected = one.numpys(given, rank, 0)
-        for topology in one.topologies[:3]:
+        for topology in explicit(one, "auto"):
             out = None if expected is None else copied(expected)
             for part in out if isinstance(out, list) else [] if out is None else [out]:
                 part.fill(77)
-            way = {"topology": topology} if topology else {}
-            got = one.call(mailbox, given[rank], 0, out=out, **way)
+            options = {"topology": topology} if topology else {}
+            got = one.call(mailbox, given[rank], 0, out=out, **options)
             assert_same(got, expected)
             if one.name != "broadcast" or rank:
                 assert_same(got if out is None else out, expected)
@@ -462,7 +477,7 @@ def bits(array):
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g", "c16"])
-@pytest.mark.parametrize("topology", ["tree", "ring"])
+@pytest.mark.parametrize("topology", ["tree", "direct", "ring"])
 def test_the_same_bits_in_each_run_and_on_each_rank(world, dtype, topology):
     def program(comm, rank):
         mailbox = mailbox_of(comm, rank)
@@ -474,7 +489,7 @@ def test_the_same_bits_in_each_run_and_on_each_rank(world, dtype, topology):
     world.run(program)
 
 
-@pytest.mark.parametrize("topology", ["tree", "ring"])
+@pytest.mark.parametrize("topology", ["tree", "direct", "ring"])
 def test_which_nan_it_is_is_the_same_on_each_rank(topology):
     """The sum of two NaNs is one of them."""
 
@@ -504,6 +519,19 @@ def test_the_order_of_the_ring_is_the_one_that_is_told(world, dtype):
         assert_same(collectives.all_reduce(mailbox, arrays[rank], topology="ring"), np.concatenate(expected))
         parts = np.array_split(arrays[rank], p)
         assert_same(collectives.reduce_scatter(mailbox, parts, topology="ring"), expected[rank])
+
+    world.run(program)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_direct_adds_as_numpys_line_does(world, dtype):
+    def program(comm, rank):
+        mailbox = mailbox_of(comm, rank)
+        arrays = [rough(owner, 40, dtype) for owner in range(mailbox.world_size)]
+        parts = np.array_split(arrays[rank], len(arrays))
+        assert_same(collectives.all_reduce(mailbox, arrays[rank], topology="direct"), total(arrays))
+        expected = np.array_split(total(arrays), len(arrays))[rank]
+        assert_same(collectives.reduce_scatter(mailbox, parts, topology="direct"), expected)
 
     world.run(program)
 
@@ -570,7 +598,7 @@ def test_messages_that_change_hands_late(one, number):
 
     def program(_, rank):
         mailbox = LateMailbox(meeting, rank, number)
-        for uneven, topology in product((False, True), one.topologies[:3]):
+        for uneven, topology in product((False, True), explicit(one, "auto")):
             for size in (7, 90 * number):
                 check(mailbox, one, given_to(one, number, size, uneven=uneven), number - 1, topology)
 
@@ -606,7 +634,8 @@ def alone(call, *arguments, **options):
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter"])
 def test_another_topology(name):
     arguments = ([np.ones(3)], 0)[: 2 if name in ("broadcast", "reduce") else 1]
-    with pytest.raises(ValueError, match="topology is 'star', expected auto, tree or ring"):
+    ways = "tree or ring" if name in ("broadcast", "reduce") else "tree or direct or ring"
+    with pytest.raises(ValueError, match=f"(?m)topology is 'star', expected auto, {ways}$"):
         alone(getattr(collectives, name), *arguments, topology="star")
 
 
@@ -633,6 +662,17 @@ def test_a_place_that_does_not_fit(out):
             alone(call, *arguments, out=[out])
 
 
+def test_a_sum_where_its_terms_are():
+    array = np.ones(8)
+    for call, arguments in (
+        (collectives.reduce, [array, 0]),
+        (collectives.all_reduce, [array]),
+        (collectives.reduce_scatter, [[array]]),
+    ):
+        with pytest.raises(ValueError, match="out shares memory with an array that is given"):
+            alone(call, *arguments, out=array)
+
+
 def test_another_number_of_parts():
     for call in (collectives.reduce_scatter, functools.partial(collectives.scatter, root=0)):
         with pytest.raises(ValueError, match="got 2 arrays, expected 1: one a rank"):
@@ -656,8 +696,9 @@ def test_what_cannot_be_added():
         alone(collectives.all_reduce, np.array(["a"]))
 
 
-@pytest.mark.parametrize("topology", ["tree", "ring"])
-@pytest.mark.parametrize("name", ["reduce", "all_reduce"])
+@pytest.mark.parametrize(
+    ("name", "topology"), [*product(("reduce", "all_reduce"), ("tree", "ring")), ("all_reduce", "direct")]
+)
 def test_arrays_that_differ_between_ranks(name, topology):
     def program(comm, rank):
         arguments = [0] if name == "reduce" else []

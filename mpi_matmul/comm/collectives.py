@@ -8,19 +8,24 @@ where the result is to be, of its shape and dtype, C-contiguous; without it ther
 
 Topologies:
 
-* "tree" takes the fewest rounds, about log2 p, each with whole arrays;
-* "ring" sends the fewest bytes: a rank speaks to its neighbours only, in blocks, each of which goes on as
-  soon as it is there. Those of a whole array along a chain of ranks have a CHAIN_BLOCKS-th of it, but at
-  least LEAST_BLOCK_BYTES and at most BLOCK_BYTES; those of the p parts that go round have BLOCK_BYTES.
-* "auto" (or None) is the ring for arrays with p-th parts of more than TREE_BYTES, else the tree: rounds of
-  a ring grow with p, and the bytes that it saves have to pay for them. (For `all_gather` the parts are the
-  arrays themselves, each by its own size.) Where only the sender knows the size (`broadcast`,
-  `all_gather`), what does not go down the tree is announced there: by an array (0, *shape) of its dtype, a
-  message of no bytes. Any array with a first dimension of 0 is announced, so nothing else looks like one.
+* "tree" takes the fewest messages, in about log2 p rounds, each of whole arrays.
+* "direct" (for what is from all to all) sends every part straight to where it is to be, in one round.
+* "ring" sends no more bytes, all of them to the next rank, so no two ranks share a link: in blocks, each of
+  which goes on as soon as it is there. Those of a whole array along a chain of ranks have a CHAIN_BLOCKS-th
+  of it, but at least LEAST_BLOCK_BYTES and at most BLOCK_BYTES; those of the p parts that go round have
+  BLOCK_BYTES.
+* "auto" (or None) goes by the size of a p-th part (for `all_gather`, of each array): up to TREE_BYTES the
+  tree, up to DIRECT_BYTES direct (or, where there is no such, the tree), beyond that the ring. The more
+  ranks, the more rounds a ring has, which the bytes have to be worth.
+
+Where only the sender knows the size (`broadcast`, `all_gather`), what goes by the ring is announced before:
+by an array (0, *shape) of its dtype, a message of no bytes. With "auto" any array with a first dimension of 0
+is announced, so nothing else looks like an announcement; and short arrays of an `all_gather` go direct, as
+the tree has no fewer messages for them.
 
 Sums are those of ``np.add``, one pair of arrays after the other, in the dtype of the arrays: bool is "or",
 integers wrap around, float16 is rounded after each addition. Their order depends on p, root, topology and
-sizes alone, so the bits are the same in each run.
+sizes alone, so the bits are the same in each run; with "direct" it is that of the ranks.
 
 Sources: [T] Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, Int.
 J. High Performance Computing Applications 19(1), 2005, pages 49-66. [P] Patarasuk, Yuan, Bandwidth Optimal
@@ -47,9 +52,10 @@ from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.comm.protocol import Transfer, as_sendable, is_plain, rank_in_world
 from mpi_matmul.layout import Array
 
-Topology = Literal["auto", "tree", "ring"]
+Topology = Literal["auto", "tree", "direct", "ring"]
 
-TREE_BYTES = 256 << 10  # 0.1 ms that a message takes in Python, at some GB/s
+# The 0.1 ms that a message takes in Python is worth some 100 kB.
+TREE_BYTES, DIRECT_BYTES = 64 << 10, 256 << 10
 BLOCK_BYTES = 4 << 20
 CHAIN_BLOCKS, LEAST_BLOCK_BYTES = 16, 256 << 10
 WINDOW = 2  # blocks that are on their way while one is used
@@ -74,15 +80,13 @@ def broadcast(
     bytes, after the announcement, which takes the messages of the tree and no bytes ([C]).
     ValueError for a root outside the world, another topology, or an ``out`` of another shape or dtype.
     """
-    ranks, way = _from_root(mailbox, root), _known(topology)
-    own = None if mailbox.rank != root else _plain(array)
-    if way == "tree":
+    ranks, own = _from_root(mailbox, root), None if mailbox.rank != root else _plain(array)
+    way = _way(topology, 0 if own is None else own.nbytes / len(ranks), "tree", "ring")
+    if topology == "tree":
         array, sends = pass_down(mailbox, out if own is None else own, ranks)
         _finish(sends)
         return array
-    first, sends = pass_down(
-        mailbox, None if own is None else _opening(own, own.nbytes / len(ranks), way), ranks
-    )
+    first, sends = pass_down(mailbox, None if own is None else _opening(own, way), ranks)
     _finish(sends)
     whole = own if own is not None else _place_of(first, out)
     if _is_announcement(first):
@@ -102,8 +106,8 @@ def reduce(
     ValueError as for `broadcast`; RuntimeError where another rank's array does not fit.
     """
     ranks, own = _from_root(mailbox, root), _plain(array)
-    total = _fitting(out, own.shape, own.dtype) if mailbox.rank == root else None
-    if _goes_round(own.nbytes / mailbox.world_size, _known(topology)):
+    total = _fitting(out, own.shape, own.dtype, [own]) if mailbox.rank == root else None
+    if _way(topology, own.nbytes / len(ranks), "tree", "ring") == "ring":
         return _add_along(mailbox, own, total, [*ranks[1:], root])
     total_of_tree = _add_up(mailbox, own, ranks)
     if total is None:
@@ -157,16 +161,20 @@ def all_gather(
     Any sizes. ``out`` has the place of each: with the parts of one array, that is their concatenation.
     tree: Bruck's, ceil(log2 p) rounds, p - 1 messages a rank; in the round of distance d = 1, 2, 4... < p,
     the arrays of the min(d, p - d) ranks from rank on, to rank - d ([B]; [T], allgather).
+    direct: its own array to all others: one round, p - 1 messages, (p - 1) n_rank bytes.
     ring: all but the array of rank + 1, blocks(n_r) messages each, N - n_(rank + 1) bytes; before that, the
     announcements: p - 1 messages of no bytes ([T], allgather).
     ValueError for another topology, or for places of another number, shape or dtype.
     """
-    own, way = _plain(array), _known(topology)
+    own = _plain(array)
+    way = _way(topology, own.nbytes, "tree", "direct", "ring")
     places = _places(out, mailbox.world_size)
     own = _put(own, places[mailbox.rank])
-    if way == "tree":
+    if topology == "tree":
         return _pass_in_rounds(mailbox, own, places)
-    openings = _pass_in_rounds(mailbox, _opening(own, own.nbytes, way), [None] * mailbox.world_size)
+    if topology == "direct":
+        return _pass_to_all(mailbox, own, places)
+    openings = _pass_to_all(mailbox, _opening(own, way), [None] * mailbox.world_size)
     arrays = [
         own if src == mailbox.rank else _place_of(opening, place)
         for src, (opening, place) in enumerate(zip(openings, places, strict=True))
@@ -183,8 +191,9 @@ def reduce_scatter(
 
     ``parts`` are p arrays of one dtype, of any sizes (such as ``np.array_split(array, p)``), alike on every
     rank.
-    tree: `all_reduce` of all parts together, of which a rank keeps its own (so auto is the ring already for
-    a quarter of the size).
+    tree: `all_reduce` of all parts together, of which a rank keeps its own.
+    direct: all parts but its own, each to its rank: one round, p - 1 messages, N - n_rank bytes; memory for
+    the p - 1 parts that come ([T], reduce-scatter, pairwise exchange).
     ring: all parts but its own, blocks(n_r) messages each, N - n_rank bytes; memory for 2 WINDOW blocks.
     The sum for rank r is added from rank r + 1 on, to r ([P], first half).
     ValueError for another number of parts, several dtypes, another topology, or an ``out`` that does not
@@ -194,10 +203,10 @@ def reduce_scatter(
     own = parts[mailbox.rank]
     if any(part.dtype != own.dtype for part in parts):
         raise ValueError(f"parts have the dtypes {[str(part.dtype) for part in parts]}, expected one for all")
-    total = _fitting(out, own.shape, own.dtype)
-    share = sum(part.nbytes for part in parts) / mailbox.world_size
-    if _goes_round(4 * share, _known(topology)):
-        _add_round(mailbox, parts, total)
+    total = _fitting(out, own.shape, own.dtype, parts)
+    way = _way(topology, sum(part.nbytes for part in parts) / len(parts), "tree", "direct", "ring")
+    if way != "tree":
+        (_add_round if way == "ring" else _add_from_all)(mailbox, parts, total)
         return total
     sums = _add_in_rounds(mailbox, np.concatenate([part.reshape(-1) for part in parts]))
     start = sum(part.size for part in parts[: mailbox.rank])
@@ -214,19 +223,26 @@ def all_reduce(
     tree: recursive doubling among the first q = 2^floor(log2 p) ranks, log2 q rounds, a message of n bytes
     in each; the p - q others give their arrays to rank - q before and get the sum after it: 1 message more
     for those that send it, and 1 in all for the others ([T], allreduce).
-    ring: `reduce_scatter` and `all_gather` round the ring, of p parts as block_range splits the items: 2 N
-    - n_rank - n_(rank + 1) bytes, that is 2 (p - 1) / p of the array ([P]: the fewest possible).
+    direct: `reduce_scatter` and `all_gather` so, of p parts as block_range splits the items: two rounds,
+    2 (p - 1) messages, N + (p - 2) n_rank bytes.
+    ring: `reduce_scatter` and `all_gather` round the ring, of the same parts: 2 N - n_rank - n_(rank + 1)
+    bytes, that is 2 (p - 1) / p of the array ([P]: the fewest possible).
     ValueError for another topology or an ``out`` that does not fit; RuntimeError where another rank's array
     does not.
     """
     own = _plain(array)
-    total = _fitting(out, own.shape, own.dtype)
-    if not _goes_round(own.nbytes / mailbox.world_size, _known(topology)):
+    total = _fitting(out, own.shape, own.dtype, [own])
+    way = _way(topology, own.nbytes / mailbox.world_size, "tree", "direct", "ring")
+    if way == "tree":
         total[...] = _add_in_rounds(mailbox, own)
         return total
     parts, sums = (np.array_split(whole.reshape(-1), mailbox.world_size) for whole in (own, total))
-    _add_round(mailbox, parts, sums[mailbox.rank])
-    _pass_round(mailbox, [_blocks(part) for part in sums])
+    if way == "direct":
+        _add_from_all(mailbox, parts, sums[mailbox.rank])
+        _pass_to_all(mailbox, sums[mailbox.rank], sums)
+    else:
+        _add_round(mailbox, parts, sums[mailbox.rank])
+        _pass_round(mailbox, [_blocks(part) for part in sums])
     return total
 
 
@@ -331,6 +347,38 @@ def _pass_in_rounds(mailbox: Mailbox, array: Array, places: Sequence[Array | Non
         distance *= 2
     _finish(sends)
     return [held[(owner - rank) % world_size] for owner in range(world_size)]
+
+
+# ---- straight to where it is to be: one round ----
+
+
+def _pass_to_all(mailbox: Mailbox, array: Array, places: Sequence[Array | None]) -> list[Array]:
+    """Every rank's array, in rank order."""
+    others = _others(mailbox)
+    sends = [mailbox.start_send(other, array) for other in others]
+    coming = {other: mailbox.start_recv(other, places[other]) for other in reversed(others)}
+    arrays = [array if src == mailbox.rank else coming[src].wait() for src in range(mailbox.world_size)]
+    _finish(sends)
+    return arrays
+
+
+def _add_from_all(mailbox: Mailbox, parts: Sequence[Array], total: Array) -> None:
+    """The sum of all ranks' parts for this one, in ``total``, added in rank order."""
+    others, own = _others(mailbox), parts[mailbox.rank]
+    sends = [mailbox.start_send(other, parts[other]) for other in others]
+    coming = {other: mailbox.start_recv(other, np.empty_like(own)) for other in reversed(others)}
+    arrays = (own if src == mailbox.rank else coming[src].wait() for src in range(mailbox.world_size))
+    first = next(arrays)
+    for array in arrays:
+        first = np.add(first, array, out=total)
+    if first is own:  # alone
+        total[...] = own
+    _finish(sends)
+
+
+def _others(mailbox: Mailbox) -> list[int]:
+    """From the next rank on: not all begin with the same."""
+    return [(mailbox.rank + distance) % mailbox.world_size for distance in range(1, mailbox.world_size)]
 
 
 # ---- rings and chains: blocks, few bytes ----
@@ -479,22 +527,20 @@ def _neighbours(mailbox: Mailbox) -> tuple[int, int]:
     return (mailbox.rank + 1) % mailbox.world_size, (mailbox.rank - 1) % mailbox.world_size
 
 
-def _known(topology: str | None) -> str:
-    if topology not in (None, "auto", "tree", "ring"):
-        raise ValueError(f"topology is {topology!r}, expected auto, tree or ring")
-    return topology or "auto"
+def _way(topology: str | None, part_bytes: float, *ways: str) -> str:
+    """Which of ``ways`` it is, with p-th parts of this size."""
+    if topology not in (None, "auto", *ways):
+        raise ValueError(f"topology is {topology!r}, expected auto, {' or '.join(ways)}")
+    if topology in ways:
+        return str(topology)
+    if part_bytes > DIRECT_BYTES:
+        return "ring"
+    return "direct" if part_bytes > TREE_BYTES and "direct" in ways else "tree"
 
 
-def _goes_round(part_bytes: float, topology: str) -> bool:
-    """Whether by the ring, with p-th parts of this size."""
-    return topology == "ring" or (topology == "auto" and part_bytes > TREE_BYTES)
-
-
-def _opening(array: Array, part_bytes: float, topology: str) -> Array:
-    """What goes down the tree for an array: itself, or its announcement."""
-    if _goes_round(part_bytes, topology) or array.shape[:1] == (0,):
-        return np.empty((0, *array.shape), array.dtype)
-    return array
+def _opening(array: Array, way: str) -> Array:
+    """What goes before: the array itself, or its announcement."""
+    return np.empty((0, *array.shape), array.dtype) if way == "ring" or array.shape[:1] == (0,) else array
 
 
 def _is_announcement(opening: Array) -> bool:
@@ -510,8 +556,10 @@ def _plain(array: Any) -> Array:
     return array if is_plain(array) else np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
-def _fitting(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """``out`` if it can take such an array, or a new one; ValueError if it cannot."""
+def _fitting(
+    out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any], given: Iterable[Array] = ()
+) -> Array:
+    """``out`` if it can take such an array and is not where ``given`` are, else ValueError; or a new one."""
     if out is None:
         return np.empty(shape, dtype)
     if (out.shape, out.dtype) != (shape, dtype) or not (out.flags.c_contiguous and out.flags.writeable):
@@ -520,6 +568,8 @@ def _fitting(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
         raise ValueError(
             f"out is {out.shape} {out.dtype}, {order}{access}; expected {shape} {dtype}, C-contiguous"
         )
+    if any(np.may_share_memory(out, one) for one in given):
+        raise ValueError("out shares memory with an array that is given, which would change")
     return out
 
 
