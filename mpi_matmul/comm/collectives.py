@@ -109,10 +109,7 @@ def reduce(
     total = _fitting(out, own.shape, own.dtype, [own]) if mailbox.rank == root else None
     if _way(topology, own.nbytes / len(ranks), "tree", "ring") == "ring":
         return _add_along(mailbox, own, total, [*ranks[1:], root])
-    total_of_tree = _add_up(mailbox, own, ranks)
-    if total is None:
-        return None
-    total[...] = total_of_tree
+    _add_up(mailbox, own, total, ranks)
     return total
 
 
@@ -208,7 +205,9 @@ def reduce_scatter(
     if way != "tree":
         (_add_round if way == "ring" else _add_from_all)(mailbox, parts, total)
         return total
-    sums = _add_in_rounds(mailbox, np.concatenate([part.reshape(-1) for part in parts]))
+    whole = np.concatenate([part.reshape(-1) for part in parts])
+    sums = np.empty_like(whole)
+    _add_in_rounds(mailbox, whole, sums)
     start = sum(part.size for part in parts[: mailbox.rank])
     total[...] = sums[start : start + own.size].reshape(own.shape)
     return total
@@ -234,7 +233,7 @@ def all_reduce(
     total = _fitting(out, own.shape, own.dtype, [own])
     way = _way(topology, own.nbytes / mailbox.world_size, "tree", "direct", "ring")
     if way == "tree":
-        total[...] = _add_in_rounds(mailbox, own)
+        _add_in_rounds(mailbox, own, total)
         return total
     parts, sums = (np.array_split(whole.reshape(-1), mailbox.world_size) for whole in (own, total))
     if way == "direct":
@@ -299,40 +298,44 @@ def pass_down(mailbox: Mailbox, array: Array | None, ranks: list[int]) -> tuple[
     return array, [mailbox.start_send(child, array) for child in children]
 
 
-def _add_up(mailbox: Mailbox, array: Array, ranks: list[int]) -> Array:
-    """The sum of all up a binomial tree of ``ranks``, on the first of them; elsewhere, of some."""
-    place, total, step = ranks.index(mailbox.rank), array, 1
+def _add_up(mailbox: Mailbox, array: Array, total: Array | None, ranks: list[int]) -> None:
+    """The sum of all up a binomial tree of ``ranks``, in ``total`` of the first of them (None elsewhere)."""
+    place, some, step = ranks.index(mailbox.rank), array, 1
     while step < len(ranks) and not place & step:
         if place + step < len(ranks):
-            other = mailbox.start_recv(ranks[place + step], np.empty_like(array)).wait()
-            total = np.add(total, other, out=other)
+            free = total if total is not None and some is array else np.empty_like(array)
+            other = mailbox.start_recv(ranks[place + step], free).wait()
+            some = np.add(some, other, out=other if some is array else some)
         step *= 2
     if place:
-        mailbox.start_send(ranks[place - step], total).wait()
-    return total
+        mailbox.start_send(ranks[place - step], some).wait()
+    elif total is not None and some is array:  # alone
+        total[...] = array
 
 
-def _add_in_rounds(mailbox: Mailbox, array: Array) -> Array:
-    """The sum of all on every rank, by recursive doubling; of one rank, ``array`` itself."""
+def _add_in_rounds(mailbox: Mailbox, array: Array, total: Array) -> None:
+    """The sum of all, in ``total`` of every rank, by recursive doubling."""
     rank, core = mailbox.rank, 1 << (mailbox.world_size.bit_length() - 1)
     if rank >= core:
         mailbox.start_send(rank - core, array).wait()
-        return mailbox.start_recv(rank - core, np.empty_like(array)).wait()
-    total, sends, distance = array, list[Transfer](), 1
+        mailbox.start_recv(rank - core, total).wait()
+        return
+    some, sends, distance = array, list[Transfer](), 1
     if rank + core < mailbox.world_size:
         other = mailbox.start_recv(rank + core, np.empty_like(array)).wait()
-        total = np.add(total, other, out=other)
+        some = np.add(some, other, out=other)
     while distance < core:
-        peer = rank ^ distance
-        sends.append(mailbox.start_send(peer, total))
-        other = mailbox.start_recv(peer, np.empty_like(array)).wait()
+        peer, is_last = rank ^ distance, 2 * distance == core
+        sends.append(mailbox.start_send(peer, some))
+        other = mailbox.start_recv(peer, total if is_last else np.empty_like(array)).wait()
         # In one order on both sides: of two NaNs, the sum is the first.
-        total = np.add(*((total, other) if rank < peer else (other, total)), out=other)
+        some = np.add(*((some, other) if rank < peer else (other, some)), out=other)
         distance *= 2
+    if some is array:  # alone
+        total[...] = array
     if rank + core < mailbox.world_size:
         sends.append(mailbox.start_send(rank + core, total))
     _finish(sends)
-    return total
 
 
 def _pass_in_rounds(mailbox: Mailbox, array: Array, places: Sequence[Array | None]) -> list[Array]:
