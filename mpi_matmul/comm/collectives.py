@@ -4,7 +4,8 @@ Every rank calls the same function in the same order, and what is said of all ra
 same on each. p is the number of ranks of the mailbox, all of a world or (with a `GroupMailbox`) some of
 them. Arrays may have any shape, also no items at all, and any dtype that can be sent; what is not
 C-contiguous in native byte order is copied once. Arrays that are given are never changed, except ``out``:
-where the result is to be, of its shape and dtype, C-contiguous; without it there is a new one.
+where the result is to be, of its shape and dtype, C-contiguous, and for a sum not where a term is. Without it
+there is a new one. On a rank that has no result, or has it already (root, of `broadcast`), it is not used.
 
 Topologies:
 
