@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from mpi_matmul import plot
+from mpi_matmul import measure_collectives, plot
 from mpi_matmul.choose import NAMES, choose, from_facts, to_facts
 from mpi_matmul.comm.collectives import broadcast_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
@@ -58,13 +58,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             raise wrong(f"--{name} is for measuring, but reports to be drawn are given")
     if options.reports and options.plot is None:
         raise wrong("reports are given, but no --plot FILE.png to draw them in")
+    if options.collectives is not None and (options.reports or options.plot is not None):
+        raise wrong("--collectives measures, and is not drawn: give no reports and no --plot")
     if options.reports and launched_processes() > 1:
         raise wrong("reports are drawn by one process: start it without mpirun")
     for name, default in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, default)
     try:
-        options.products = list(_products(options))
+        options.products = list(_products(options)) if options.collectives is None else []
     except ValueError as error:
         raise wrong(str(error)) from None
     return options
@@ -102,6 +104,13 @@ def _parser() -> Parser:
     )
     add("--mesh", type=mesh_of, metavar="RxS", help="of the ranks, as for the program (default: the best)")
     add("--repeat", type=size, metavar="R", help="how often each is timed (default 5)")
+    add(
+        "--collectives",
+        nargs="*",
+        type=size,
+        metavar="BYTES",
+        help="time our collectives, beside the MPI library's (default 1 KiB, 1 MiB and 64 MiB)",
+    )
     add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
     add("--plot", metavar="FILE.png", help="draw time as product and as transfer (needs matplotlib)")
     return parser
@@ -141,15 +150,27 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
         _on_root(mailbox, lambda: chosen.extend(_choose(options, world)))
         cases = list(_cases(options, broadcast_facts(mailbox, chosen, 0)))
         _on_root(mailbox, lambda: world.refuse(cases))
-        _on_root(mailbox, lambda: say("\n".join([world.title(), _line(TITLES)]), people))
+        titles = _line(TITLES) if options.collectives is None else measure_collectives.title()
+        _on_root(mailbox, lambda: say("\n".join([world.title(), titles]), people))
         for case in cases:
             new = measure(world, case, options.repeat)
             _on_root(mailbox, partial(_say_rows, new, people))
             rows += new
+        if options.collectives is not None:
+            rows += _run_collectives(options, world, comm, people)
         _on_root(mailbox, lambda: _publish(options, rows, report))
     except Stopped as stopped:
         return end(mailbox, stopped.status, stopped.text)
     return end(mailbox, OK, "")
+
+
+def _run_collectives(
+    options: argparse.Namespace, world: World, comm: Any, people: TextIO | None
+) -> Iterator[Row]:
+    for case in measure_collectives.cases(options.collectives):
+        for row in measure_collectives.measure(world, comm.library_collective, case, options.repeat):
+            say(measure_collectives.line(row), people)
+            yield row
 
 
 def _say_rows(rows: list[Row], stream: TextIO | None) -> None:
@@ -167,7 +188,8 @@ def _door(options: argparse.Namespace) -> list[OutputFile]:
 
 
 def _publish(options: argparse.Namespace, rows: list[Row], report: list[OutputFile]) -> None:
-    text = json.dumps({"cases": rows}, indent=2, allow_nan=False)
+    name = "cases" if options.collectives is None else "collectives"
+    text = json.dumps({name: rows}, indent=2, allow_nan=False)
     if options.plot is not None:
         plot.draw(rows, options.plot)
     if options.json == "-":

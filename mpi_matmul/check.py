@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_matmul.comm.collectives import all_sum, broadcast_facts, gather_facts
+from mpi_matmul.comm.collectives import all_reduce, broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.kernels import Strategy
 from mpi_matmul.layout import ROWS, Array
@@ -110,7 +110,7 @@ def _probe(
         y = np.zeros((problem.k, part.shape[1]), part.dtype)
         y[b_rows] = part
         if not replicated:
-            y = all_sum(mailbox, y)
+            y = all_reduce(mailbox, y)
         found.append(probe_check(product.a_shard, product.c_shard, x, y, facts, rows.start))
     verdicts = gather_facts(mailbox, asdict(merge_checks(found)), root)
     return None if verdicts is None else merge_checks([Check(**of_rank) for of_rank in verdicts])

@@ -33,6 +33,7 @@ LAYERS = [
     {"multiply", "outputs", "deliver"},
     {"ending", "door"},
     {"cli", "measure", "plot"},
+    {"measure_collectives"},
     {"bench"},
     {"__init__", "__main__", "comm.__init__"},
 ]

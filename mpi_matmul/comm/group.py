@@ -13,8 +13,8 @@ class GroupMailbox(Mailbox):
     """The mailbox of a member of a group; ``rank``, src and dst are places in ``ranks``.
 
     ``ranks`` are those of ``mailbox``, each once, the same list on every member. Messages inside the group
-    and outside it share the order of the pair of ranks: two members that exchange messages in both must do so
-    in the same order. ValueError when this rank is not a member, or a rank is there twice or not in the
+    and outside it share the order of the pair of ranks: two members that exchange messages in both must do
+    so in the same order. ValueError when this rank is not a member, or a rank is there twice or not in the
     world.
     """
 

@@ -158,6 +158,10 @@ class MPICommunicator(Matching):
         host.Free()
         return facts
 
+    def library_collective(self, name: str, *arguments: Any) -> None:
+        """One of the MPI library's own collectives, such as ``Bcast``, to compare ours with (see mpi4py)."""
+        getattr(self._comm, name)(*arguments)
+
     def _check_route(self, src: int, dst: int) -> None:
         self._check_own("src", src)
         rank_in_world("dst", dst, self.num_devices)
