@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpi_matmul import memory
-from mpi_matmul.check import can_probe, choose_check
+from mpi_matmul.check import choose_check
 from mpi_matmul.comm.collectives import broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
@@ -106,11 +106,11 @@ def _affordable_check(
     options: argparse.Namespace, kernel: Kernel, problem: Problem, places: list[Place]
 ) -> str:
     """The check of a strategy, for which there is memory; ValueError when there is not."""
-    check = choose_check(options.check, kernel, problem)
+    check = choose_check(options.check, problem)
     try:
         refuse_beyond(options.max_memory, kernel, problem, check, places)
     except ValueError:
-        if options.check != "auto" or check == "probe" or not can_probe(kernel):
+        if options.check != "auto" or check == "probe":
             raise
         check = "probe"
         refuse_beyond(options.max_memory, kernel, problem, check, places)
