@@ -141,8 +141,10 @@ class _Sides:
         a_squares = self._a_rows.add_up(row_squares(self._a.shard, product))
         with np.errstate(over="ignore"):
             reach = norms_of(a_squares) * norms_of(b_squares)
-        told = self._c_rows.tell(a_finite), self._c_rows.tell(overflows(reach, product))
-        check, misplaced = probe_places(c.shard, *told, b_finite[c.columns], c.rows.start, c.columns.start)
+        finite, large = self._c_rows.tell(np.stack([a_finite, overflows(reach, product)], axis=1)).T
+        check, misplaced = probe_places(
+            c.shard, finite, large, b_finite[c.columns], c.rows.start, c.columns.start
+        )
         c_norms = norms_of(self._c_rows.add_up(row_squares(c.shard, product)))
         misplaced = self._c_rows.add_up(misplaced)
         sizes = self._problem.k, self._problem.n
