@@ -31,6 +31,7 @@ from mpi_matmul.verify import (
     misfit,
     norms_of,
     overflows,
+    part_squares,
     probe_check,
     probe_places,
     probe_times,
@@ -137,7 +138,7 @@ class _Sides:
         """
         product, c = np.dtype(self._problem.dtype), self._c
         a_finite = ~self._a_rows.add_up(~finite_rows(self._a.shard))
-        b_squares = self._sum_over_ranks(row_squares(self._b.shard, product).sum(axis=0))
+        b_squares = self._sum_over_ranks(part_squares(self._b.shard, product))
         a_squares = self._a_rows.add_up(row_squares(self._a.shard, product))
         with np.errstate(over="ignore"):
             reach = norms_of(a_squares) * norms_of(b_squares)

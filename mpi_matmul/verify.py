@@ -421,18 +421,34 @@ def row_squares(part: Array, product: np.dtype[Any]) -> Array:
     squares overflow or lose what is small (Blue, A Portable Fortran Program to Find the Euclidean Norm of a
     Vector, ACM TOMS 4(1), 1978, pp. 15-23). In the real type of the product, float64 at least.
     """
-    norms = _row_norms(part).astype(_real(product))[:, None]
+    squares = np.empty((part.shape[0], 3), _real(product))
+    for rows in _row_panels(part.shape[0], 3 * squares.itemsize):
+        squares[rows] = _scaled_squares(_row_norms(part[rows]).astype(squares.dtype))
+    return squares
+
+
+def part_squares(part: Array, product: np.dtype[Any]) -> Array:
+    """The sum (3,) of `row_squares` over a part."""
+    panels = _row_panels(part.shape[0], 3 * _real(product).itemsize)
+    squares: Array = sum(row_squares(part[rows], product).sum(axis=0) for rows in panels)
+    return squares
+
+
+def _scaled_squares(norms: Array) -> Array:
+    """(r,) -> (r, 3): the square of each in one column, 0 in the others."""
     limit, scales = _scales(norms.dtype)
     size = (norms <= limit).astype(np.int8) + (norms < 1 / limit)
     with np.errstate(all="ignore"):
-        squares: Array = np.where(size == np.arange(3), norms * scales, 0) ** 2
-    return squares
+        scaled: Array = np.where(size[:, None] == np.arange(3), norms[:, None] * scales, 0)
+        return scaled**2
 
 
 def norms_of(squares: Array) -> Array:
     """The norms (r,) of sums (r, 3) of `row_squares`; at most the largest number of their type."""
     with np.errstate(all="ignore"):
-        norms: Array = np.hypot.reduce(np.sqrt(squares) / _scales(squares.dtype)[1], axis=-1)
+        roots = np.sqrt(squares)
+        roots /= _scales(squares.dtype)[1]
+        norms: Array = np.hypot.reduce(roots, axis=-1)
     return norms.clip(max=np.finfo(norms.dtype).max)
 
 
