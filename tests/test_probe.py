@@ -184,6 +184,20 @@ def test_a_row_that_overflows_is_reported_and_the_others_are_judged(world):
         assert check.detail.startswith("row 0 of c: c @ x differs")
 
 
+def test_a_row_whose_probe_overflows_is_not_judged_only_where_the_operands_are_so_large(world):
+    a, b = np.array([[1e308], [1.0]]), np.ones((1, 8))
+    right = a @ b
+    wrong = right.copy()
+    wrong[1] = 1e308
+    found = probes(world, [(a, b, right)] * 4 + [(a, b, wrong)] * 4)
+    for check in found[:4]:
+        assert check.passed
+        assert check.detail == "1 rows of c, from row 0 on, not judged: they overflow"
+    for check in found[4:]:
+        assert not check.passed
+        assert check.detail.startswith("row 1 of c: ")
+
+
 # ---- a wrong product fails ----
 
 
