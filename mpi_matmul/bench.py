@@ -83,9 +83,23 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    size, names = at_least(1), NAMES
     add = parser.add_argument
     add("reports", nargs="*", metavar="REPORT.json", help="measure nothing, draw these (with --plot)")
+    _add_products(add)
+    add(
+        "--collectives",
+        nargs="*",
+        type=at_least(1),
+        metavar="BYTES",
+        help="time our collectives, beside the MPI library's (default 1 KiB, 1 MiB and 64 MiB)",
+    )
+    add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
+    add("--plot", metavar="FILE.png", help="draw time as product and as transfer (needs matplotlib)")
+    return parser
+
+
+def _add_products(add: Callable[..., Any]) -> None:
+    size, names = at_least(1), NAMES
     add(
         "--shape",
         nargs=3,
@@ -104,16 +118,6 @@ def _parser() -> Parser:
     )
     add("--mesh", type=mesh_of, metavar="RxS", help="of the ranks, as for the program (default: the best)")
     add("--repeat", type=size, metavar="R", help="how often each is timed (default 5)")
-    add(
-        "--collectives",
-        nargs="*",
-        type=size,
-        metavar="BYTES",
-        help="time our collectives, beside the MPI library's (default 1 KiB, 1 MiB and 64 MiB)",
-    )
-    add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
-    add("--plot", metavar="FILE.png", help="draw time as product and as transfer (needs matplotlib)")
-    return parser
 
 
 _EPILOG = """\

@@ -1,37 +1,24 @@
-"""Check a product that lies over the ranks: on root against numpy's, or by every rank on its own rows."""
+"""Check a product that lies over the ranks: on root against numpy's, or by all ranks with the probe."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from mpi_matmul.comm.collectives import all_reduce, broadcast_facts, gather_facts
 from mpi_matmul.comm.mailbox import Mailbox
 from mpi_matmul.kernels import Strategy
-from mpi_matmul.layout import ROWS, Array
+from mpi_matmul.layout import Array, Distribution, Shape
 from mpi_matmul.operands import Problem, operations
+from mpi_matmul.probe import Part, first_part, probe, shared_part
 from mpi_matmul.sources import Operand
-from mpi_matmul.verify import (
-    PROBE_TRIALS,
-    Check,
-    OperandFacts,
-    exact_check,
-    merge_checks,
-    merge_facts,
-    operand_facts,
-    probe_check,
-    probe_times,
-    probe_vectors,
-)
+from mpi_matmul.verify import Check, exact_check
 
 # A check against numpy's product repeats the whole product on one rank, which then holds a, b and c. It is
 # affordable while it costs seconds: at 50 GF/s a core with BLAS, at 1 GF/s for types that BLAS does not know.
 AFFORDABLE_OPERATIONS, AFFORDABLE_WITHOUT_BLAS = 5e11, 1e10
 AFFORDABLE_BYTES = 2 << 30
-# Of random vectors and their products at a time; with less room the probe goes over a, b and c more often.
-PROBE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -46,19 +33,14 @@ class Product:
     c_shard: Array
 
 
-def choose_check(kind: str, strategy: Strategy, problem: Problem) -> str:
-    """Which of "exact", "probe" and "none"; "auto" is exact while that is affordable, else the probe.
-
-    ValueError for a probe of a kernel that cannot be probed.
-    """
-    if kind == "probe" and not can_probe(strategy):
-        raise ValueError(f"the probe needs a and c by rows, which {strategy} has not")
+def choose_check(kind: str, problem: Problem) -> str:
+    """Which of "exact", "probe" and "none"; "auto" is exact while that is affordable, else the probe."""
     if kind != "auto":
         return kind
     with_blas = np.dtype(problem.dtype).char in "fdFD"
     most = AFFORDABLE_OPERATIONS if with_blas else AFFORDABLE_WITHOUT_BLAS
-    fits = problem.nbytes <= AFFORDABLE_BYTES
-    return "exact" if (operations(problem) <= most and fits) or not can_probe(strategy) else "probe"
+    affordable = operations(problem) <= most and problem.nbytes <= AFFORDABLE_BYTES
+    return "exact" if affordable else "probe"
 
 
 def check_product(
@@ -86,50 +68,19 @@ def _whole(operand: Operand) -> Array:
     return operand.source.part(slice(0, operand.shape[0]), slice(0, operand.shape[1]))
 
 
-def can_probe(strategy: Strategy) -> bool:
-    """Whether every rank has whole rows of a and the same rows of c, as the probe needs them."""
-    return strategy.kernel.a == strategy.kernel.c == ROWS
+def _part(
+    mailbox: Mailbox, distribution: Distribution, shape: Shape, shard: Array, part_of: Callable[..., Part]
+) -> Part:
+    """What this rank answers for of a matrix of ``shape``, of which it owns ``shard``."""
+    places = [distribution.slices(shape, rank) for rank in range(mailbox.world_size)]
+    return part_of(shard, places, mailbox.rank)
 
 
 def _probe(
     mailbox: Mailbox, strategy: Strategy, problem: Problem, product: Product, seed: int, root: int
 ) -> Check | None:
-    """Compare c @ x with a @ (b @ x), each rank for its own rows of a and c; b may lie in any way."""
-    rows, _ = strategy.c.slices(problem.c_shape, mailbox.rank)
-    b_rows, columns = strategy.b.slices(problem.b_shape, mailbox.rank)
-    facts = operand_facts(product.b_shard, columns, problem.n)
-    replicated = strategy.b.copies == mailbox.world_size
-    if not replicated:
-        facts = _merge_over_ranks(mailbox, facts, root)
-    trials = max(1, min(PROBE_TRIALS, PROBE_BYTES // max(1, (problem.k + problem.n) * _width(problem))))
-    found = []
-    for first in range(0, PROBE_TRIALS, trials):
-        number, dtype = min(trials, PROBE_TRIALS - first), np.dtype(problem.dtype)
-        x = probe_vectors(problem.n, dtype, [seed, first], number, skip=facts.nonfinite_columns)
-        part = probe_times(product.b_shard, x[columns])
-        y = np.zeros((problem.k, part.shape[1]), part.dtype)
-        y[b_rows] = part
-        if not replicated:
-            y = all_reduce(mailbox, y)
-        found.append(probe_check(product.a_shard, product.c_shard, x, y, facts, rows.start))
-    verdicts = gather_facts(mailbox, asdict(merge_checks(found)), root)
-    return None if verdicts is None else merge_checks([Check(**of_rank) for of_rank in verdicts])
-
-
-def _width(problem: Problem) -> int:
-    """Bytes of a number in the vectors of a probe, as far as that is known before."""
-    dtype = np.dtype(problem.dtype)
-    return dtype.itemsize if dtype.kind in "biu" else max(dtype.itemsize, 8)
-
-
-def _merge_over_ranks(mailbox: Mailbox, facts: OperandFacts, root: int) -> OperandFacts:
-    columns = np.flatnonzero(facts.nonfinite_columns)
-    parts = gather_facts(mailbox, [facts.exponent, facts.squares, columns.tolist()], root)
-    parts = broadcast_facts(mailbox, parts, root)
-    return merge_facts([_facts_from(facts, *part) for part in parts])
-
-
-def _facts_from(like: OperandFacts, exponent: int, squares: float, columns: list[int]) -> OperandFacts:
-    nonfinite: Any = np.zeros(like.nonfinite_columns.shape, np.bool_)
-    nonfinite[columns] = True
-    return OperandFacts(like.dtype, exponent, squares, nonfinite)
+    """By all ranks, wherever a, b and c lie; of several copies of a part of c the first is judged."""
+    a = _part(mailbox, strategy.a, problem.a_shape, product.a_shard, shared_part)
+    b = _part(mailbox, strategy.b, problem.b_shape, product.b_shard, shared_part)
+    c = _part(mailbox, strategy.c, problem.c_shape, product.c_shard, first_part)
+    return probe(mailbox, problem, a, b, c, seed, root)

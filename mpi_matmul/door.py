@@ -80,7 +80,7 @@ def affordable_check(
     options: argparse.Namespace, strategy: Strategy, problem: Problem, places: list[Place]
 ) -> str:
     """The check of a strategy, for which there is memory; ValueError when there is not."""
-    check = choose_check(options.check, strategy, problem)
+    check = choose_check(options.check, problem)
     try:
         refuse_beyond(options.max_memory, strategy, problem, check, places)
     except ValueError:

@@ -61,7 +61,7 @@ def multiply(
     """
     clock, counter = _Clock(str(strategy), say), CountingMailbox(mailbox)
     streams = strategy.kernel.streams
-    check = choose_check(check, strategy, problem)
+    check = choose_check(check, problem)
     barrier(mailbox)  # nobody's clock runs while another still checks the product before
     with clock("distribute"):
         arrivals = Arrivals()

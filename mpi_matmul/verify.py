@@ -39,8 +39,6 @@ from numpy.typing import NDArray
 
 from mpi_matmul.layout import Array
 
-Index = slice | NDArray[np.integer[Any]]
-
 PROBE_TRIALS = 20
 """Random vectors of a probe: a wrong row slips through with probability 2**-20 at most."""
 
@@ -75,22 +73,13 @@ class Check:
 
 
 @dataclass(frozen=True)
-class OperandFacts:
-    """What a probe must know of the whole b, (k, n): each shard gives its part, `merge_facts` joins them.
+class RowFacts:
+    """What a probe must know of some rows of c and the same rows of a, whoever holds them: (rows,) each."""
 
-    The Frobenius norm is kept as `sqrt(squares) * 2**exponent`, which neither overflows nor underflows.
-    """
-
-    dtype: np.dtype[Any]
-    exponent: int
-    squares: float
-    nonfinite_columns: NDArray[np.bool_]  # (n,): the columns of b that hold a NaN or an Inf
-
-    def frobenius_norm(self, dtype: np.dtype[Any]) -> Any:
-        """||b||_F, of the finite entries, as a scalar of the given real dtype (its largest number, if
-        beyond)."""
-        norm = np.ldexp(np.sqrt(np.asarray(self.squares, dtype)), self.exponent)
-        return np.minimum(norm, np.finfo(dtype).max)
+    a_finite: NDArray[np.bool_]
+    misplaced: NDArray[np.bool_]  # c is finite where it should not be, or the other way round
+    beyond: NDArray[np.bool_]  # so large that sums of c may leave their range
+    bound: Array
 
 
 def product_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
@@ -108,9 +97,9 @@ def exact_check(a: Array, b: Array, c: Array) -> Check:
     """
     np.matmul(a[:0], b[:, :0])  # operands that do not fit raise here
     product = product_dtype(a.dtype, b.dtype)
-    misfit = _misfit(c, (a.shape[0], b.shape[1]), product)
-    if misfit:
-        return Check("exact", False, math.inf, 0.0, misfit)
+    wrong = misfit(c, (a.shape[0], b.shape[1]), product)
+    if wrong:
+        return Check("exact", False, math.inf, 0.0, wrong)
     b = b.astype(product, copy=False)  # once, not once a panel
     panels = _row_panels(c.shape[0], max(b.shape) * max(product.itemsize, 8))
     if product.kind in "biu":
@@ -184,7 +173,7 @@ def _settle_overflow(
     that some order of the sum gives. The number of such elements."""
     largest = np.finfo(np.result_type(reference.dtype, np.float32)).max
     odd = ~(np.isfinite(c_rows) & np.isfinite(reference)) & (error > 0) & (reach > largest)
-    odd &= np.logical_and.outer(np.isfinite(a_rows).all(axis=1), _finite_columns(b))
+    odd &= np.logical_and.outer(np.isfinite(a_rows).all(axis=1), finite_columns(b))
     rows, columns = np.nonzero(odd)
     step = max(1, PANEL_BYTES // max(1, 32 * a_rows.shape[1]))
     settled = 0
@@ -296,26 +285,6 @@ def _stray(left: Array, right: Array, unit: Any) -> Array:
 # ---- the probe ----
 
 
-def operand_facts(b_shard: Array, columns: Index, n: int) -> OperandFacts:
-    """The facts of one shard of b that holds these of all n columns (all rows of them, or some)."""
-    nonfinite = np.zeros(n, np.bool_)
-    nonfinite[columns] = ~_finite_columns(b_shard)
-    norms = _row_norms(b_shard)
-    exponent = int(np.frexp(norms.max(initial=0.0))[1])
-    squares = float(np.sum(np.ldexp(norms, -exponent) ** 2))
-    return OperandFacts(b_shard.dtype, exponent, squares, nonfinite)
-
-
-def merge_facts(parts: Sequence[OperandFacts]) -> OperandFacts:
-    """The facts of a b whose shards, which must not overlap, have these; ValueError if there is none."""
-    if not parts:
-        raise ValueError("merge_facts needs at least one shard's facts")
-    exponent = max((part.exponent for part in parts if part.squares), default=0)
-    squares = sum(math.ldexp(part.squares, 2 * (part.exponent - exponent)) for part in parts if part.squares)
-    nonfinite = np.logical_or.reduce([part.nonfinite_columns for part in parts])
-    return OperandFacts(parts[0].dtype, exponent, float(squares), nonfinite)
-
-
 def probe_vectors(
     n: int,
     product: np.dtype[Any],
@@ -347,8 +316,8 @@ def probe_times(matrix_shard: Array, x_rows: Array) -> Array:
     """matrix_shard (r, s) @ x_rows (s, t) -> (r, t), with NaN and Inf of the shard taken as 0.
 
     Added up in the type of x_rows (or its complex partner), so at least float64 for floating point; the
-    shard is converted a panel of rows at a time. Where ranks own different columns of the matrix, add up
-    their answers (in that same dtype; "or" for bool).
+    shard is converted a panel of rows at a time. Where ranks own different columns of the matrix, their
+    answers are added up (in that same dtype; "or" for bool).
     """
     adding = np.result_type(matrix_shard.dtype, x_rows.dtype)
     answer = np.zeros((matrix_shard.shape[0], x_rows.shape[1]), adding)
@@ -359,12 +328,11 @@ def probe_times(matrix_shard: Array, x_rows: Array) -> Array:
     return answer
 
 
-def probe_check(
-    a_shard: Array, c_shard: Array, x: Array, y: Array, facts: OperandFacts, first_row: int = 0
-) -> Check:
-    """Judge one rank's rows: a_shard (r, k), c_shard (r, n), x (n, t) from `probe_vectors` with
-    skip=facts.nonfinite_columns, y (k, t) = b @ x. first_row, the shard's place in c, is used in the detail
-    only.
+def probe_check(found: Array, expected: Array, first_row: int, facts: RowFacts | None = None) -> Check:
+    """Judge rows of c from `first_row` on: found (rows, t) = c @ x, expected (rows, t) = a @ (b @ x).
+
+    x (n, t) is from `probe_vectors`, with skip for the columns of b that are not finite. A row may have been
+    added up of parts, in any order. Floating point needs facts, and `probe_places` besides.
 
     Integers: c @ x must equal a @ y. If a row of c is wrong in column j, flipping x_j changes c @ x by that
     error, so at most one of the two values of x_j hides it: t trials miss a wrong row with probability
@@ -381,29 +349,121 @@ def probe_check(
     error of c_ij: a row with an element wrong by more than the bound is missed with probability 2**-t at
     most.
 
-    Row i of c must be nowhere finite where row i of a is not, column j where column j of b is not, and
-    finite elsewhere. A row that has overflowed, with ||a_i|| ||b||_F so large that it may, is not judged;
-    `detail` says so. A wrong shape or dtype of c_shard is a failed check.
+    A row that has overflowed, with ||a_i|| ||b||_F so large that it may, is not judged; `detail` says so.
     """
-    product = product_dtype(a_shard.dtype, facts.dtype)
-    misfit = _misfit(c_shard, (a_shard.shape[0], x.shape[0]), product)
-    if misfit:
-        return Check("probe", False, math.inf, 0.0, misfit)
-    if not c_shard.shape[0]:
+    if not found.shape[0]:
         return Check("probe", True, 0.0, 0.0)
-    judge = _probe_equal if product.kind in "biu" else _probe_rounding
-    row_bytes = max(a_shard.shape[1], c_shard.shape[1]) * np.dtype(np.float64).itemsize
-    panels = _row_panels(c_shard.shape[0], row_bytes)
-    return merge_checks(
-        [judge(a_shard[rows], c_shard[rows], x, y, facts, first_row + rows.start) for rows in panels]
+    if facts is None:
+        return _probe_equal(found, expected, first_row)
+    with np.errstate(all="ignore"):
+        residual = np.abs(found - expected)
+    unheard = facts.beyond & ~np.isfinite(residual).all(axis=1)
+    skipped = (facts.misplaced | unheard) & facts.a_finite
+    return _probe_verdict(
+        residual, facts.bound, facts.a_finite & ~skipped, np.flatnonzero(skipped), first_row
     )
 
 
-def _probe_equal(
-    a_rows: Array, c_rows: Array, x: Array, y: Array, facts: OperandFacts, first_row: int
-) -> Check:
+def probe_places(
+    c_part: Array,
+    a_finite: NDArray[np.bool_],
+    may_overflow: NDArray[np.bool_],
+    b_finite: NDArray[np.bool_],
+    first_row: int,
+    first_column: int,
+) -> tuple[Check, NDArray[np.bool_]]:
+    """Judge where a part of c (r, s) is NaN or Inf, and say which of its rows (r,) have that misplaced.
+
+    Row i must be nowhere finite where row i of a is not (a_finite, (r,)), column j where column j of b is
+    not (b_finite, (s,)), and finite elsewhere, unless may_overflow (r,) says that the row may overflow.
+    first_row and first_column, the part's place in c, are used in the detail only.
+    """
+    misplaced = np.zeros(c_part.shape[0], np.bool_)
+    checks = [Check("probe", True, 0.0, 0.0)]
+    for rows in _row_panels(c_part.shape[0], c_part.shape[1] * np.dtype(np.float64).itemsize):
+        finite, expected = np.isfinite(c_part[rows]), a_finite[rows, None] & b_finite
+        wrong = finite != expected
+        misplaced[rows] = wrong.any(axis=1)
+        forbidden = np.argwhere(wrong & (finite | ~may_overflow[rows, None]))
+        if forbidden.size:
+            row, column = int(forbidden[0, 0]) + rows.start, int(forbidden[0, 1])
+            wanted = "finite" if expected[row - rows.start, column] else "NaN or Inf"
+            place, value = f"c[{first_row + row}, {first_column + column}]", c_part[row, column]
+            checks.append(Check("probe", False, math.inf, 0.0, f"{place} is {value}, it must be {wanted}"))
+    return merge_checks(checks), misplaced
+
+
+def overflows(reach: Array, product: np.dtype[Any]) -> NDArray[np.bool_]:
+    """Whether numbers of a row of c may leave their range, (rows,), for reach = ||a_i|| ||b||_F."""
+    beyond: NDArray[np.bool_] = reach > np.finfo(product).max / 2
+    return beyond
+
+
+def row_facts(
+    product: np.dtype[Any],
+    k: int,
+    n: int,
+    a_finite: NDArray[np.bool_],
+    misplaced: NDArray[np.bool_],
+    reach: Array,
+    c_norms: Array,
+) -> RowFacts:
+    """The facts of whole rows, (rows,) each: reach = ||a_i|| ||b||_F, c_norms = ||c_i||."""
+    with np.errstate(all="ignore"):
+        beyond = reach * max(n, 1) > np.finfo(product).max
+        return RowFacts(a_finite, misplaced, beyond, _probe_bound(product, k, n, reach, c_norms))
+
+
+def row_squares(part: Array, product: np.dtype[Any]) -> Array:
+    """The squared norms of the rows of a part (r, s), NaN and Inf taken as 0, so that they can be added up.
+
+    (r, 3), of large, medium and small rows, each with a scale of its own, so that neither squares nor sums of
+    squares overflow or lose what is small (Blue, A Portable Fortran Program to Find the Euclidean Norm of a
+    Vector, ACM TOMS 4(1), 1978, pp. 15-23). In the real type of the product, float64 at least.
+    """
+    squares = np.empty((part.shape[0], 3), _real(product))
+    for rows in _row_panels(part.shape[0], 3 * squares.itemsize):
+        squares[rows] = _scaled_squares(_row_norms(part[rows]).astype(squares.dtype))
+    return squares
+
+
+def part_squares(part: Array, product: np.dtype[Any]) -> Array:
+    """The sum (3,) of `row_squares` over a part."""
+    panels = _row_panels(part.shape[0], 3 * _real(product).itemsize)
+    squares: Array = sum(row_squares(part[rows], product).sum(axis=0) for rows in panels)
+    return squares
+
+
+def _scaled_squares(norms: Array) -> Array:
+    """(r,) -> (r, 3): the square of each in one column, 0 in the others."""
+    limit, scales = _scales(norms.dtype)
+    size = (norms <= limit).astype(np.int8) + (norms < 1 / limit)
+    with np.errstate(all="ignore"):
+        scaled: Array = np.where(size[:, None] == np.arange(3), norms[:, None] * scales, 0)
+        return scaled**2
+
+
+def norms_of(squares: Array) -> Array:
+    """The norms (r,) of sums (r, 3) of `row_squares`; at most the largest number of their type."""
+    with np.errstate(all="ignore"):
+        roots = np.sqrt(squares)
+        roots /= _scales(squares.dtype)[1]
+        norms: Array = np.hypot.reduce(roots, axis=-1)
+    return norms.clip(max=np.finfo(norms.dtype).max)
+
+
+def _scales(dtype: np.dtype[Any]) -> tuple[Any, Array]:
+    """From where on a number is large (small: from the reciprocal on), and the factors for large, medium and
+    small ones."""
+    exponent = np.finfo(dtype).maxexp
+    one = np.ones(3, dtype)
+    scale = exponent * 3 // 5
+    # The squares of medium numbers leave room for 2**64 of them.
+    return np.ldexp(one[0], exponent // 2 - 32), np.ldexp(one, [-scale, 0, scale])
+
+
+def _probe_equal(found: Array, expected: Array, first_row: int) -> Check:
     """Integers and bool: c @ x == a @ y."""
-    found, expected = probe_times(c_rows, x), probe_times(a_rows, y.astype(x.dtype, copy=False))
     wrong = np.argwhere(found != expected)
     if not wrong.size:
         return Check("probe", True, 0.0, 0.0)
@@ -413,40 +473,13 @@ def _probe_equal(
     return Check("probe", False, float(error), 0.0, f"row {first_row + row} of c: {values}")
 
 
-def _probe_rounding(
-    a_rows: Array, c_rows: Array, x: Array, y: Array, facts: OperandFacts, first_row: int
-) -> Check:
-    """Floating point: the places of NaN and Inf, then the bound, for every row that can be judged."""
-    real = _real(c_rows.dtype)
-    a_finite: NDArray[np.bool_] = np.all(np.isfinite(a_rows), axis=1)
-    c_finite = np.isfinite(c_rows)
-    with np.errstate(all="ignore"):
-        reach = _row_norms(a_rows).astype(real) * facts.frobenius_norm(real)
-        residual = np.abs(probe_times(c_rows, x) - probe_times(a_rows, y))
-        bound = _probe_bound(a_rows, c_rows, reach)
-        largest = np.finfo(c_rows.dtype).max
-        may_overflow = (reach > largest / 2) & a_finite
-        unheard = (reach * max(c_rows.shape[1], 1) > largest) & ~np.isfinite(residual).all(axis=1)
-    must_be_finite = a_finite[:, None] & ~facts.nonfinite_columns
-    misplaced = c_finite != must_be_finite
-    forbidden = misplaced & (c_finite | ~may_overflow[:, None])
-    if forbidden.any():
-        row, column = (int(index[0]) for index in np.nonzero(forbidden))
-        wanted = "finite" if must_be_finite[row, column] else "NaN or Inf"
-        detail = f"c[{first_row + row}, {column}] is {c_rows[row, column]}, it must be {wanted}"
-        return Check("probe", False, math.inf, 0.0, detail)
-    skipped = (misplaced.any(axis=1) | unheard) & a_finite
-    return _probe_verdict(residual, bound, a_finite & ~skipped, np.flatnonzero(skipped), first_row)
-
-
-def _probe_bound(a_rows: Array, c_rows: Array, reach: Array) -> Array:
-    """The bound of `probe_check`, (rows,), for reach = ||a_i|| ||b||_F."""
-    k, n = a_rows.shape[1], c_rows.shape[1]
-    unit, spacing, underflow = _rounding(c_rows.dtype, k)
+def _probe_bound(product: np.dtype[Any], k: int, n: int, reach: Array, c_norms: Array) -> Array:
+    """The bound of `probe_check`, (rows,)."""
+    unit, spacing, underflow = _rounding(product, k)
     own = np.finfo(reach.dtype).eps / 2
     along = PROBE_ORDER_FACTOR * math.sqrt(k) * unit + PROBE_FACTOR * (math.sqrt(k) + math.sqrt(n)) * own
     across = PROBE_FACTOR * (min(k * unit, BIAS_LIMIT) + spacing + math.sqrt(n) * own)
-    bound: Array = along * reach + across * _row_norms(c_rows) + n * underflow
+    bound: Array = along * reach + across * c_norms + n * underflow
     return bound.clip(max=np.finfo(bound.dtype).max)
 
 
@@ -502,7 +535,15 @@ def _row_norms(matrix: Array) -> Array:
     return norms.clip(max=np.finfo(norms.dtype).max)
 
 
-def _finite_columns(matrix: Array) -> NDArray[np.bool_]:
+def finite_rows(matrix: Array) -> NDArray[np.bool_]:
+    """Which rows of matrix (r, s) are finite throughout, (r,)."""
+    finite = np.ones(matrix.shape[0], np.bool_)
+    for rows in _row_panels(matrix.shape[0], matrix.shape[1]):
+        finite[rows] = np.isfinite(matrix[rows]).all(axis=1)
+    return finite
+
+
+def finite_columns(matrix: Array) -> NDArray[np.bool_]:
     """Which columns of matrix (r, s) are finite throughout, (s,)."""
     finite = np.ones(matrix.shape[1], np.bool_)
     for rows in _row_panels(matrix.shape[0], matrix.shape[1]):
@@ -529,7 +570,7 @@ def _ratio(error: Any, bound: Any) -> Any:
     return np.divide(error, bound, out=empty, where=bound > 0)[()]
 
 
-def _misfit(c: Array, shape: tuple[int, int], dtype: np.dtype[Any]) -> str:
+def misfit(c: Array, shape: tuple[int, int], dtype: np.dtype[Any]) -> str:
     """Why c cannot be the product at all, or nothing."""
     if c.shape == shape and c.dtype == dtype:
         return ""

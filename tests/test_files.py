@@ -171,6 +171,7 @@ SKEWED = {
     "other dtypes, dp": ((4000, 9000, 8), "i1", "f8", "dp"),
     "other dtypes, fsdp": ((4000, 9000, 8), "i1", "f8", "fsdp"),
     "a long k": ((4, 1_000_000, 4), "f8", "f8", "fsdp"),
+    "long columns": ((1_000_000, 4, 4), "f8", "f8", "fsdp"),
     "a long row of c": ((4, 4, 1_000_000), "f8", "f8", "fsdp"),
 }
 

@@ -4,23 +4,26 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from mpi_matmul import verify
+from mpi_matmul.comm.mailbox import mailbox_of
+from mpi_matmul.comm.threads import Communicator
+from mpi_matmul.operands import pose
+from mpi_matmul.probe import Part
+from mpi_matmul.probe import probe as run_probe
 from mpi_matmul.verify import (
     Array,
     Check,
     exact_check,
     merge_checks,
-    merge_facts,
-    operand_facts,
-    probe_check,
+    norms_of,
+    part_squares,
     probe_times,
     probe_vectors,
-    product_dtype,
+    row_squares,
 )
 
 FLOATS = ["float16", "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble"]
@@ -45,16 +48,17 @@ def numpy_product(a: Array, b: Array) -> Array:
         return a @ b
 
 
-def probe(a: Array, b: Array, c: Array, seed: int = 0, trials: int = 20, ranks: int = 3) -> Check:
-    """A whole probe as it is run over ranks: a and c split by rows, b by columns."""
-    columns = np.array_split(np.arange(b.shape[1]), ranks)
-    facts = merge_facts([operand_facts(b[:, own], own, b.shape[1]) for own in columns])
-    product = product_dtype(a.dtype, b.dtype)
-    x = probe_vectors(b.shape[1], product, seed, trials, facts.nonfinite_columns)
-    y = sum(probe_times(b[:, own], x[own]) for own in columns)
-    starts = np.cumsum([0, *map(len, np.array_split(a, ranks))])
-    rows = [slice(start, stop) for start, stop in pairwise(starts)]
-    return merge_checks([probe_check(a[own], c[own], x, y, facts, own.start) for own in rows])
+def probe(a: Array, b: Array, c: Array, seed: int = 0, trials: int = 20) -> Check:
+    """A whole probe as it is run on one rank; test_probe.py has the same over ranks."""
+    parts = (Part(x, slice(0, shape[0]), slice(0, shape[1])) for x, shape in shapes(a, b, c))
+    check = run_probe(mailbox_of(Communicator(1), 0), pose(a, b), *parts, seed, 0, trials)
+    assert check is not None
+    return check
+
+
+def shapes(a: Array, b: Array, c: Array) -> list[tuple[Array, tuple[int, int]]]:
+    """a, b and c, each with the shape that it should have."""
+    return [(a, a.shape), (b, b.shape), (c, (a.shape[0], b.shape[1]))]
 
 
 JUDGES = pytest.mark.parametrize("judge", [exact_check, probe], ids=["exact", "probe"])
@@ -300,7 +304,7 @@ def test_an_inf_of_the_wrong_sign_and_a_nan_for_an_inf_fail() -> None:
 )
 def test_a_wrong_form_fails(c: Array, found: str) -> None:
     a, b = np.zeros((2, 3)), np.zeros((3, 4))
-    for check in (exact_check(a, b, c), probe(a, b, c, ranks=1)):
+    for check in (exact_check(a, b, c), probe(a, b, c)):
         assert not check.passed
         assert check.detail == f"c is {found}, the product is (2, 4) float64"
 
@@ -418,16 +422,24 @@ def test_bool_vectors_pick_different_columns() -> None:
     assert (x.sum(axis=1) <= 1).all()
 
 
-@pytest.mark.parametrize(
-    ("scale", "norm"), [(1.0, 5.0), (1e300, 5e300), (1e-310, 5e-310)], ids=["usual", "huge", "subnormal"]
-)
-def test_facts_of_blocks_are_the_facts_of_the_whole(scale: float, norm: float) -> None:
-    b = np.array([[3.0, 0.0, np.nan], [0.0, 4.0, 0.0]]) * scale
-    blocks = [(rows, columns) for rows in ([0], [1]) for columns in ([0, 1], [2])]
-    facts = merge_facts([operand_facts(b[np.ix_(r, c)], np.array(c), 3) for r, c in blocks])
-    facts = merge_facts([facts, operand_facts(np.zeros((0, 3)), slice(0, 3), 3)])  # a rank that owns nothing
-    assert float(facts.frobenius_norm(np.dtype(float))) == pytest.approx(norm, rel=1e-12)
-    np.testing.assert_array_equal(facts.nonfinite_columns, [False, False, True])
+@pytest.mark.parametrize("scale", [1.0, 1e300, 1e150, 1e-150, 1e-310], ids=str)
+@pytest.mark.parametrize("product", ["float32", "complex128", "longdouble"])
+def test_norms_of_parts_add_up_to_those_of_the_whole(scale: float, product: str) -> None:
+    matrix = np.array([[3.0, 0.0, np.nan], [0.0, 0.0, 0.0], [1e-9, 1.0, 2.0]]) * scale
+    parts = [row_squares(matrix[:, columns], np.dtype(product)) for columns in ([0], [1, 2], [])]
+    norms = np.array([3.0, 0.0, math.sqrt(5)]) * scale
+    np.testing.assert_allclose(norms_of(sum(parts)).astype(float), norms, rtol=1e-12)
+    whole = norms_of(part_squares(matrix, np.dtype(product)))
+    assert float(whole) == pytest.approx(math.sqrt(14) * scale, rel=1e-12, abs=0)
+
+
+def test_norms_of_parts_of_widely_different_sizes() -> None:
+    sizes = np.array([[1e-320], [1e-160], [1e-140], [1.0], [1e140], [1e160], [1.5e308]])
+    squares = row_squares(sizes, np.dtype(float))
+    np.testing.assert_allclose(norms_of(squares), sizes[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(norms_of(np.cumsum(squares, axis=0)), sizes[:, 0], rtol=1e-12)
+    assert norms_of(squares[-1] * 4) == np.finfo(float).max
+    np.testing.assert_allclose(norms_of(squares * 4)[:-1], 2 * sizes[:-1, 0], rtol=1e-12)
 
 
 def test_a_shard_is_multiplied_panel_by_panel(monkeypatch: pytest.MonkeyPatch) -> None:
