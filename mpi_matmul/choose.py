@@ -37,7 +37,7 @@ def choose(
         raise ValueError(f"{name} has no mesh for {ranks.number} ranks on {ranks.hosts} hosts")
     if len(costs) == 1:
         return costs[0]
-    return cheapest(costs, fits) or min(costs, key=lambda cost: cost.memory_bytes)
+    return cheapest(costs, fits) or min(costs, key=lambda cost: cost.memory_about)
 
 
 def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> str:

@@ -14,6 +14,7 @@ from mpi_matmul.operands import Problem
 from mpi_matmul.stream import ALL_HERE, Stream
 
 Formula = Callable[[Problem, Mesh, int], int]
+OfMesh = Callable[[Problem, Mesh], int]
 MultiplyInto = Callable[[Array, Array, Array, bool], Array]
 
 
@@ -46,11 +47,19 @@ def nothing(problem: Problem, mesh: Mesh, rank: int) -> int:
     return 0
 
 
+def nothing_at_all(problem: Problem, mesh: Mesh) -> int:
+    """The same of a whole mesh."""
+    return 0
+
+
 @dataclass(frozen=True)
 class Formulas:
     """What one rank of a mesh sends inside the product, and the most memory that it needs besides its
-    shards."""
+    shards; what the rank sends that sends most; and about how many messages that is, at once."""
 
     sent_bytes: Formula = nothing
     sent_messages: Formula = nothing
     extra_bytes: Formula = nothing
+    most_bytes: OfMesh = nothing_at_all
+    most_messages: OfMesh = nothing_at_all
+    messages_about: OfMesh = nothing_at_all

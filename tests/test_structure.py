@@ -23,7 +23,7 @@ LAYERS = [
     {"comm.threads", "comm.mpi", "comm.mailbox"},
     {"comm.counting", "comm.group", "comm.collectives", "comm.ring", "operands"},
     {"sources", "report", "launch", "tiles", "work"},
-    {"travel"},
+    {"travel", "tile_costs"},
     {"kernels.*"},
     {"kernels.__init__", "distribute"},
     {"check", "simulate", "costs"},
@@ -32,7 +32,7 @@ LAYERS = [
     {"multiply", "outputs", "deliver"},
     {"ending", "door"},
     {"cli", "measure", "plot"},
-    {"bench"},
+    {"bench", "plan"},
     {"__init__", "__main__", "comm.__init__"},
 ]
 
@@ -102,7 +102,9 @@ def test_the_public_names():
     assert all(callable(getattr(mpi_matmul, name)) and getattr(mpi_matmul, name).__doc__ for name in names)
 
 
-@pytest.mark.parametrize("module", ["layout", "comm.threads", "simulate", "cores", "report", "blocks"])
+@pytest.mark.parametrize(
+    "module", ["layout", "comm.threads", "simulate", "cores", "report", "blocks", "mesh", "tiles"]
+)
 def test_the_examples_in_docstrings(module):
     outcome = doctest.testmod(importlib.import_module(f"mpi_matmul.{module}"))
     assert outcome.attempted

@@ -13,7 +13,7 @@ import mpi_matmul.kernels.grid3d as grid3d
 import mpi_matmul.kernels.summa as summa
 import mpi_matmul.kernels.tp_column as tp_column
 import mpi_matmul.kernels.tp_row as tp_row
-from mpi_matmul import tiles
+from mpi_matmul import tile_costs
 from mpi_matmul.accumulate import can_be_cut
 from mpi_matmul.layout import COLUMNS, REPLICATED, ROWS, Array, Distribution, Placement
 from mpi_matmul.mesh import Mesh, all_meshes, divisors
@@ -127,7 +127,7 @@ KERNELS = {
             c=Placement("rows", rows=("k",)),
             meshes=line_of("k"),
             multiply=tp_row.tp_row,
-            costs=tiles.FORMULAS,
+            costs=tile_costs.FORMULAS,
         ),
         Kernel(
             "fsdp_tp",
@@ -138,8 +138,8 @@ KERNELS = {
             multiply=fsdp.fsdp,
             costs=fsdp.FORMULAS,
         ),
-        Kernel("summa", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, grids, on_grid, tiles.FORMULAS),
-        Kernel("grid3d", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, all_meshes, on_grid, tiles.FORMULAS),
+        Kernel("summa", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, grids, on_grid, tile_costs.FORMULAS),
+        Kernel("grid3d", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, all_meshes, on_grid, tile_costs.FORMULAS),
     )
 }
 

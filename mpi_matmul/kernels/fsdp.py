@@ -76,7 +76,7 @@ def sent_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
 
 def sent_messages(problem: Problem, mesh: Mesh, rank: int) -> int:
     """One for each block of the shards that it passes on."""
-    return (mesh.m - 1) * len(_cut(problem, mesh, rank).steps)
+    return (mesh.m - 1) * _cut(problem, mesh, rank).number_of_steps
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
@@ -84,7 +84,22 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
     return _cut(problem, mesh, rank).bytes_in_flight()
 
 
-FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes)
+def most_bytes(problem: Problem, mesh: Mesh) -> int:
+    """Of the rank that sends most: the shard that it does not pass on is a last one."""
+    return sent_bytes(problem, mesh, mesh.rank_at((max(mesh.m - 2, 0), 0, 0)))
+
+
+def most_messages(problem: Problem, mesh: Mesh) -> int:
+    """Of the rank that sends most: its columns of b are as many as those of the first, or of the last."""
+    return max(sent_messages(problem, mesh, mesh.rank_at((0, 0, j))) for j in (0, mesh.n - 1))
+
+
+def messages_about(problem: Problem, mesh: Mesh) -> int:
+    """Of the first rank."""
+    return sent_messages(problem, mesh, mesh.rank_at((0, 0, 0)))
+
+
+FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about)
 
 
 def _cut(problem: Problem, mesh: Mesh, rank: int) -> blocks.Cut:
