@@ -59,8 +59,10 @@ def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> st
 
 def seconds(number: float) -> str:
     """For people."""
+    if number >= 999.5:
+        return f"{number:.0f} s"
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if number * factor >= 1:
+        if number * factor >= 0.9995:
             return f"{number * factor:.3g} {unit}"
     return f"{number * 1e6:.2g} us"
 

@@ -207,6 +207,13 @@ class Ranks:
     hosts: int = 1
     node_of: tuple[str, ...] = ()
 
+    @property
+    def of_a_node(self) -> int:
+        """Ranks of a node, all nodes alike, where hosts are filled up one by one: see `mesh_of_nodes`."""
+        on_a_host = -(-self.number // self.hosts)
+        on_the_last = self.number - on_a_host * (self.hosts - 1)
+        return math.gcd(on_a_host, on_the_last) if on_the_last > 0 else 1
+
     @classmethod
     def on(cls, node_of: Sequence[str]) -> Ranks:
         return cls(len(node_of), len(set(node_of)), tuple(node_of))
@@ -234,8 +241,7 @@ def strategies(name: str, ranks: Ranks, mesh: Sequence[int] = ()) -> list[Strate
     elif name == "fsdp_tp" and ranks.node_of:
         found = [mesh_of_nodes(ranks.node_of)]
     elif name == "fsdp_tp":
-        of_node = ranks.number // ranks.hosts if ranks.number % ranks.hosts == 0 else 1
-        found = [Mesh(ranks.number // of_node, 1, of_node)]
+        found = [Mesh(ranks.number // ranks.of_a_node, 1, ranks.of_a_node)]
     return [kernel.on(each) for each in found]
 
 

@@ -27,9 +27,12 @@ from mpi_matmul.storage import FileError, OutputFile, shown
 
 MOST_RANKS, MOST = 1_000_000, 10**15  # of ranks, and of a dimension
 SHOWN_MESHES = 3  # of a kernel that has a choice
+LOOKED_AT = 16  # of those that seem to need least memory
 
-TITLES = ("strategy", "mesh", "memory", "sends", "moved in all", "messages", "touches", "of least")
-TITLES += ("copies", "product", "together", "fits")
+TITLES = (
+    *("strategy", "mesh", "memory", "sends", "moved in all", "messages", "touches", "of least"),
+    *("copies", "product", "together", "fits"),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,8 +71,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise wrong("a plan is made by one process: start it without mpirun")
     if options.hosts is not None and options.hosts > options.ranks:
         raise wrong(f"--hosts {options.hosts} is more than --ranks {options.ranks}")
+    m, k, n = options.shape
     try:
-        options.problem = pose(*random_operands(0, *options.shape, options.dtype.newbyteorder("=")))
+        options.problem = pose(*random_operands(0, m, k, n, options.dtype.newbyteorder("=")))
     except (ValueError, TypeError) as error:
         raise wrong(str(error)) from None
     options.on, options.machine_used = _ranks_and_machine(options)
@@ -91,8 +95,8 @@ def _ranks_and_machine(options: argparse.Namespace) -> tuple[Ranks, Machine]:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m mpi_matmul.plan",
-        description="What a product of two matrices, sharded over so many ranks, would cost with each kernel, "
-        "and which one\n--strategy auto takes. Nothing is started.",
+        description="What a product of two matrices, sharded over so many ranks, would cost with each\n"
+        "kernel, and which one --strategy auto takes. Nothing is started.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -162,8 +166,9 @@ class Plan:
     def refuse(self) -> None:
         """ValueError with the strategy that needs least, when none fits."""
         if not self.fits(self.chosen):
-            about = sorted(sum(self.costs.values(), []), key=lambda cost: cost.memory_about)
-            least = min(about[:16], key=lambda cost: cost.memory_bytes)
+            costs = (cost for costs in self.costs.values() for cost in costs)
+            about = sorted(costs, key=lambda cost: cost.memory_about)
+            least = min(about[:LOOKED_AT], key=lambda cost: cost.memory_bytes)
             raise ValueError(
                 f"no strategy fits into --max-memory {size(self.limit or 0)}: {least.strategy} needs least, "
                 f"{size(least.memory_bytes)} on a rank"
@@ -192,13 +197,15 @@ def _heading(plan: Plan) -> list[str]:
     m, k, n = plan.problem.sizes
     ranks, hosts = plan.ranks.number, plan.ranks.hosts
     source = (
-        f"calibrated ({plan.file})" if plan.file else "by default, not measured; bench --calibrate measures"
+        f"calibrated, {plan.file}" if plan.file else "defaults, not measured: bench --calibrate does that"
     )
     least = math.ceil(plan.least_items)
+    items = f"{_number(least, 'item')} of a, b and c"
     return [
-        f"({m} x {k}) @ ({k} x {n}) {plan.problem.dtype} on {_number(ranks, 'rank')}, {_number(hosts, 'host')}",
+        f"({m} x {k}) @ ({k} x {n}) {plan.problem.dtype} "
+        f"on {_number(ranks, 'rank')}, {_number(hosts, 'host')}",
         f"machine: {plan.machine} ({source})",
-        f"some rank must touch at least {_number(least, 'item')} of a, b and c, {size(least * plan.itemsize)}",
+        f"some rank must touch {items} at least: {size(least * plan.itemsize)}",
     ]
 
 

@@ -7,8 +7,9 @@ own. So formulas count, by arithmetic or on arrays, what `Tiles` would list, and
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from mpi_matmul.operands import Problem
 from mpi_matmul.tiles import SUM_WINDOW, Tiles
 from mpi_matmul.work import Formulas
 
-Integers = npt.NDArray[np.int64]
+Integers = npt.NDArray[Any]
 
 
 def sent_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
@@ -93,28 +94,75 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
 FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about)
 
 
+class _Ranges:
+    """The ``inner`` of a brick, cut where its owner of a or of b changes: owners and sizes of the ranges."""
+
+    def __init__(self, inner: int, m: int, n: int) -> None:
+        starts = np.concatenate([_starts(inner, m), _starts(inner, n)])
+        starts.sort()
+        sizes = np.diff(starts, append=inner)
+        # Where two start together there is nothing between them; an empty brick is one empty range.
+        starts, self.sizes = (starts[sizes > 0], sizes[sizes > 0]) if inner else (starts[:1], sizes[:1])
+        self.longest = int(self.sizes.max())
+        self.a_owners, self.b_owners = _owners(starts, inner, n), _owners(starts, inner, m)
+
+
+_ranges = lru_cache(16)(_Ranges)
+
+
 class _Counts:
     """How many parts of each owner the ``inner`` of a brick has, and how long the longest is."""
 
     def __init__(self, tiles: Tiles) -> None:
-        self.tiles, mesh, inner = tiles, tiles.mesh, tiles.inner
-        starts = np.unique(np.concatenate([_starts(inner, mesh.m), _starts(inner, mesh.n)]))
-        starts = starts[starts < max(inner, 1)]
-        sizes, which = np.unique(np.diff(starts, append=inner), return_inverse=True)
-        numbers = np.array([tiles.blocks_in(int(size)) for size in sizes])
-        self.part_length = int((-(-sizes // numbers)).max())
-        parts = numbers[which]
-        self.parts_of_a, self.parts_of_b = (
-            np.bincount(_owners(starts, inner, ranks), parts, ranks).astype(np.int64)
-            for ranks in (mesh.n, mesh.m)
-        )
-        self._parts = int(parts.sum())
-        small, larger = divmod(tiles.rows, mesh.k)
-        self._row_tiles = larger * tiles.tiles_in(small + 1) + (mesh.k - larger) * tiles.tiles_in(small)
+        self.tiles, self._ranges = tiles, _ranges(tiles.inner, tiles.mesh.m, tiles.mesh.n)
+
+    @cached_property
+    def part_length(self) -> int:
+        """The largest part of ``inner``."""
+        if self._whole:
+            return self._ranges.longest
+        return max(-(-size // self.tiles.blocks_in(size)) for size in set(self._ranges.sizes.tolist()))
+
+    @property
+    def _whole(self) -> bool:
+        """Whether ranges are not cut further: no shorter one is, if the longest is not."""
+        return self.tiles.blocks_in(self._ranges.longest) == 1
+
+    @cached_property
+    def _parts(self) -> Integers:
+        sizes = self._ranges.sizes
+        if self._whole:
+            return np.ones_like(sizes)
+        different, which = np.unique(sizes, return_inverse=True)
+        return np.array([self.tiles.blocks_in(int(size)) for size in different])[which]
+
+    @cached_property
+    def number(self) -> int:
+        """Of all parts."""
+        return int(self._parts.sum())
+
+    @cached_property
+    def parts_of_a(self) -> Integers:
+        """How many parts each owner of a has."""
+        return np.bincount(self._ranges.a_owners, self._parts, self.tiles.mesh.n)
+
+    @cached_property
+    def parts_of_b(self) -> Integers:
+        """How many parts each owner of b has."""
+        return np.bincount(self._ranges.b_owners, self._parts, self.tiles.mesh.m)
+
+    @cached_property
+    def row_tiles(self) -> int:
+        """The tiles of the rows of all owners."""
+        tiles, owners = self.tiles, self.tiles.mesh.k
+        small, larger = divmod(tiles.rows, owners)
+        number: int = larger * tiles.tiles_in(small + 1) + (owners - larger) * tiles.tiles_in(small)
+        return number
 
     def messages(self, a_next: int, b_next: int, own_tiles: int) -> int:
         """All but those of these parts and tiles of rows: the next ones' of a and b, of c the rank's own."""
-        return self._row_tiles * (self._parts - a_next) + self._parts - b_next + self._row_tiles - own_tiles
+        of_a, of_b = self.number - a_next, self.number - b_next
+        return self.row_tiles * of_a + of_b + self.row_tiles - own_tiles
 
     def tiles_of(self, owner: int) -> int:
         """The tiles of the rows of one owner on the line along k."""
@@ -166,4 +214,5 @@ def _before_the_least(first: int, last: int, parts: int) -> int:
 
 def _least_ahead(numbers: Integers, first: int, last: int) -> int:
     """The least number of a place that comes after one of these."""
-    return int(numbers.take(range(first + 1, last + 1), mode="wrap").min())
+    after_the_last = [numbers[0]] if last == len(numbers) else [numbers[last]]
+    return int(min([*after_the_last, *([numbers[first + 1 : last].min()] if last > first + 1 else [])]))

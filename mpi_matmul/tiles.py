@@ -86,13 +86,18 @@ class Tiles:
 
     def blocks_in(self, size: int) -> int:
         """In how many blocks a range of ``inner`` of one owner is cut."""
-        line = max(
+        nbytes = size * self._line_bytes
+        owners = max(self.mesh.m, self.mesh.n)
+        least = min(-(-blocks.BLOCKS // owners), 2 * nbytes // blocks.BLOCK_BYTES)
+        return blocks.number_of_blocks(size, max(-(-nbytes // blocks.BLOCK_BYTES), least))
+
+    @cached_property
+    def _line_bytes(self) -> int:
+        """The larger of a column of a tile of a, and a row of a panel of b, if they travel."""
+        return max(
             self.tile_rows * self.a_itemsize if self.mesh.n > 1 else 0,
             self.columns * self.b_itemsize if self.mesh.m > 1 else 0,
         )
-        owners = max(self.mesh.m, self.mesh.n)
-        least = min(-(-blocks.BLOCKS // owners), 2 * size * line // blocks.BLOCK_BYTES)
-        return blocks.number_of_blocks(size, max(-(-size * line // blocks.BLOCK_BYTES), least))
 
     def a_part(self, part: Part) -> slice:
         """The columns of its owner's shard of a that ``part`` is."""

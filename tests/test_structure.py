@@ -31,7 +31,7 @@ LAYERS = [
     {"options"},
     {"multiply", "outputs", "deliver"},
     {"ending", "door"},
-    {"cli", "measure", "plot"},
+    {"cli", "measure", "plot", "calibrate"},
     {"bench", "plan"},
     {"__init__", "__main__", "comm.__init__"},
 ]

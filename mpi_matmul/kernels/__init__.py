@@ -96,7 +96,8 @@ def grids(size: int) -> list[Mesh]:
     """c stays, or a, or b: that one is in blocks, neither dimension in one piece if there is a choice."""
     flat = [(r, size // r) for r in divisors(size)]
     flat = [pair for pair in flat if 1 not in pair] or flat
-    return [Mesh(*shape) for r, s in flat for shape in ((r, 1, s), (r, s, 1), (1, r, s))]
+    shapes = [shape for r, s in flat for shape in ((r, 1, s), (r, s, 1), (1, r, s))]
+    return [Mesh(*shape) for shape in dict.fromkeys(shapes)]
 
 
 def nodes(size: int) -> list[Mesh]:
