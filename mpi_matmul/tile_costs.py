@@ -121,7 +121,8 @@ class _Counts:
         """The largest part of ``inner``."""
         if self._whole:
             return self._ranges.longest
-        return max(-(-size // self.tiles.blocks_in(size)) for size in set(self._ranges.sizes.tolist()))
+        sizes: set[int] = set(self._ranges.sizes.tolist())
+        return max(-(-size // self.tiles.blocks_in(size)) for size in sizes)
 
     @property
     def _whole(self) -> bool:
