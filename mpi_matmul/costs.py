@@ -22,7 +22,7 @@ sqrt(S)) + S (COSMA; up to constants Irony, Toledo, Tiskin, J. Parallel Distrib.
 
 **Seconds.** Products take the operations of the largest brick at the speed of a rank; messages take their
 bytes at the speed of the hosts, and their number at the latency of one. Both go on at the same time, but
-copies come before, and so does the b of a kernel that gathers it first.
+copies come before; and where b is gathered, all of it comes while the first tile of rows is multiplied.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ from mpi_matmul.machine import Machine
 from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem, operations
 from mpi_matmul.report import size
+from mpi_matmul.tile_costs import row_tiles
 from mpi_matmul.tiles import traits_of
 
 TEMPORARY_BYTES = 32 << 20
+AS_GOOD = 1.05  # seconds that differ by less than the model can know are equal
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,10 @@ class Cost:
         """Inside the product."""
         of_a, of_b, of_c = (0 if copied else moved / self._bandwidth for moved, copied in self._moves)
         messages = self.strategy.kernel.costs.messages_about(self.problem, self.mesh)
-        first = of_b if self._gathers_b_first() else 0.0
-        products = max(self._compute_seconds(), of_a + of_b + of_c - first)
-        return first + products + messages * self.machine.latency
+        products, first = self._compute_seconds(), self._first_tile()
+        at_first = max(products * first, of_b + of_a * first)
+        afterwards = max(products * (1 - first), of_a * (1 - first) + of_c)
+        return at_first + afterwards + messages * self.machine.latency
 
     @property
     def _bandwidth(self) -> float:
@@ -147,9 +150,10 @@ class Cost:
         of_rank = self.machine.flops * self.hosts / self.ranks
         return _float64_operations(self.problem.dtype) * brick / of_rank
 
-    def _gathers_b_first(self) -> bool:
-        can_be_cut = self._traits[3]
-        return self.strategy.name in ("summa", "grid3d") and not (self.mesh.k == 1 and can_be_cut)
+    def _first_tile(self) -> float:
+        """Which part of the products is made before b may have come: all, where b is used as it comes."""
+        b_stays = self.strategy.name in ("summa", "grid3d") and not (self.mesh.k == 1 and self._traits[3])
+        return 1 / max(1, row_tiles(self.problem, self.mesh)) if b_stays else 1.0
 
     def _memory_at(self, *place: int) -> int:
         i, l, j = place  # noqa: E741
@@ -261,20 +265,25 @@ def costs_of(
 
 
 def cheapest(costs: Sequence[Cost], fits: Callable[[Cost], bool] = lambda cost: True) -> Cost | None:
-    """The first that fits of `in_order`. None when nothing fits."""
-    return next(filter(fits, in_order(costs)), None)
+    """The first that fits, of `in_order` of those that are no faster than the fastest that fits. None when
+    nothing fits."""
+    by_seconds = sorted(costs, key=lambda cost: cost.seconds)
+    first = next((number for number, cost in enumerate(by_seconds) if fits(cost)), len(costs))
+    return next(filter(fits, in_order(by_seconds[first:])), None)
 
 
 def in_order(costs: Iterable[Cost]) -> list[Cost]:
-    """Those that are foretold to take fewer seconds first; of equals those with fewer bytes."""
+    """Those that are foretold to take fewer seconds first; of those that are as good as the fastest, those
+    with fewer bytes."""
     order = {name: number for number, name in enumerate(KERNELS)}
+    by_seconds = sorted(costs, key=lambda cost: cost.seconds)
+    as_good = [cost for cost in by_seconds if cost.seconds <= AS_GOOD * by_seconds[0].seconds]
+    others = by_seconds[len(as_good) :]
 
     def key(cost: Cost) -> tuple[float, ...]:
-        # Seconds that differ by less than the model can know are equal.
-        seconds = float(f"{cost.seconds:.2g}")
-        return seconds, cost.sent_bytes + cost.copied_bytes, order[cost.strategy.name], cost.seconds
+        return cost.sent_bytes + cost.copied_bytes, cost.seconds, order[cost.strategy.name]
 
-    return sorted(costs, key=key)
+    return sorted(as_good, key=key) + others
 
 
 # ---- memory ----

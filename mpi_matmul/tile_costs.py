@@ -68,12 +68,21 @@ def most_messages(problem: Problem, mesh: Mesh) -> int:
 
 def messages_about(problem: Problem, mesh: Mesh) -> int:
     """Messages of a rank, as if all owners had equal parts: for the sake of speed."""
-    tiles = Tiles(problem, mesh, mesh.coordinates(mesh.rank_at((0, 0, 0))))
+    tiles = Tiles(problem, mesh, (0, 0, 0))
     ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
     parts = ranges * tiles.blocks_in(-(-tiles.inner // ranges))
-    row_tiles = mesh.k * tiles.tiles_in(-(-tiles.rows // mesh.k))
+    of_rows = _row_tiles_about(tiles)
     of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
-    return round(row_tiles * parts * of_a + parts * of_b + row_tiles * of_c)
+    return round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
+
+
+def row_tiles(problem: Problem, mesh: Mesh) -> int:
+    """In about how many tiles the rows of a brick are multiplied."""
+    return _row_tiles_about(Tiles(problem, mesh, (0, 0, 0)))
+
+
+def _row_tiles_about(tiles: Tiles) -> int:
+    return tiles.mesh.k * tiles.tiles_in(-(-tiles.rows // tiles.mesh.k))
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
