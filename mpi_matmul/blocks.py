@@ -131,11 +131,16 @@ def ring_order(world_size: int, rank: int) -> list[int]:
     return [(rank - hop) % world_size for hop in range(world_size)]
 
 
-def together(m: int, cut: Cut, rank: int) -> list[list[int]]:
-    """The owners whose blocks ``rank`` multiplies at once, in ring order; their columns are neighbours."""
+def at_once(m: int, cut: Cut) -> int:
+    """The blocks of about so many owners are multiplied together."""
     wanted = GOOD_COLUMNS if cut.n < m else min(cut.n, LEAST_COLUMNS)
     width = max(1, -(-cut.n // cut.world_size))
-    size = -(-wanted // width) if cut.tiles == 1 else 1
+    return -(-wanted // width) if cut.tiles == 1 else 1
+
+
+def together(m: int, cut: Cut, rank: int) -> list[list[int]]:
+    """The owners whose blocks ``rank`` multiplies at once, in ring order; their columns are neighbours."""
+    size = at_once(m, cut)
     if size >= cut.world_size:
         return [ring_order(cut.world_size, rank)]
     groups: list[list[int]] = []

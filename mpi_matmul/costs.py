@@ -22,7 +22,8 @@ sqrt(S)) + S (COSMA; up to constants Irony, Toledo, Tiskin, J. Parallel Distrib.
 
 **Seconds.** Products take the operations of the largest brick at the speed of a rank; messages take their
 bytes at the speed of the hosts, and their number at the latency of one. Both go on at the same time, but
-copies come before; and where b is gathered, all of it comes while the first tile of rows is multiplied.
+copies come before, and after all has come, what came last is multiplied. Where sums of c travel, they do so
+between the first piece of the products and the last one, and all of b comes during the first.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from mpi_matmul.machine import Machine
 from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem, operations
 from mpi_matmul.report import size
-from mpi_matmul.tile_costs import row_tiles
 from mpi_matmul.tiles import traits_of
 
 TEMPORARY_BYTES = 32 << 20
@@ -117,11 +117,16 @@ class Cost:
     def multiply_seconds(self) -> float:
         """Inside the product."""
         of_a, of_b, of_c = (0 if copied else moved / self._bandwidth for moved, copied in self._moves)
-        messages = self.strategy.kernel.costs.messages_about(self.problem, self.mesh)
-        products, first = self._compute_seconds(), self._first_tile()
-        at_first = max(products * first, of_b + of_a * first)
-        afterwards = max(products * (1 - first), of_a * (1 - first) + of_c)
-        return at_first + afterwards + messages * self.machine.latency
+        formulas, products = self.strategy.kernel.costs, self._compute_seconds()
+        piece = 1 / formulas.pieces_about(self.problem, self.mesh)
+        waiting = formulas.messages_about(self.problem, self.mesh) * self.machine.latency
+        if not self._gathers_b():
+            return max(products, of_a + of_b + products * piece) + waiting
+        at_first = max(products * piece, of_b + of_a * piece)
+        if self.mesh.k == 1:
+            return at_first + max(products, of_a) * (1 - piece) + waiting
+        between = max(products * (1 - 2 * piece), of_a * (1 - piece) + of_c)
+        return at_first + between + products * piece + waiting
 
     @property
     def _bandwidth(self) -> float:
@@ -150,10 +155,11 @@ class Cost:
         of_rank = self.machine.flops * self.hosts / self.ranks
         return _float64_operations(self.problem.dtype) * brick / of_rank
 
-    def _first_tile(self) -> float:
-        """Which part of the products is made before b may have come: all, where b is used as it comes."""
-        b_stays = self.strategy.name in ("summa", "grid3d") and not (self.mesh.k == 1 and self._traits[3])
-        return 1 / max(1, row_tiles(self.problem, self.mesh)) if b_stays else 1.0
+    def _gathers_b(self) -> bool:
+        """Whether all of b comes while the first tile of c is made, and sums of c may travel."""
+        return self.strategy.name in ("tp_row", "summa", "grid3d") and not (
+            self.mesh.k == 1 and self._traits[3]
+        )
 
     def _memory_at(self, *place: int) -> int:
         i, l, j = place  # noqa: E741

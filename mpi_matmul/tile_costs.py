@@ -69,16 +69,22 @@ def most_messages(problem: Problem, mesh: Mesh) -> int:
 def messages_about(problem: Problem, mesh: Mesh) -> int:
     """Messages of a rank, as if all owners had equal parts: for the sake of speed."""
     tiles = Tiles(problem, mesh, (0, 0, 0))
-    ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
-    parts = ranges * tiles.blocks_in(-(-tiles.inner // ranges))
+    parts = _parts_about(tiles)
     of_rows = _row_tiles_about(tiles)
     of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
     return round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
 
 
-def row_tiles(problem: Problem, mesh: Mesh) -> int:
-    """In about how many tiles the rows of a brick are multiplied."""
-    return _row_tiles_about(Tiles(problem, mesh, (0, 0, 0)))
+def pieces_about(problem: Problem, mesh: Mesh) -> int:
+    """Where c stays, the parts of k; where its sums travel, the tiles of its rows."""
+    tiles = Tiles(problem, mesh, (0, 0, 0))
+    return _parts_about(tiles) if tiles.c_stays else max(1, _row_tiles_about(tiles))
+
+
+def _parts_about(tiles: Tiles) -> int:
+    mesh = tiles.mesh
+    ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
+    return ranges * tiles.blocks_in(-(-tiles.inner // ranges))
 
 
 def _row_tiles_about(tiles: Tiles) -> int:
@@ -100,7 +106,9 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
     return total
 
 
-FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about)
+FORMULAS = Formulas(
+    sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about, pieces_about
+)
 
 
 class _Ranges:

@@ -52,10 +52,18 @@ def nothing_at_all(problem: Problem, mesh: Mesh) -> int:
     return 0
 
 
+def all_at_once(problem: Problem, mesh: Mesh) -> int:
+    """The pieces of what is multiplied in one."""
+    return 1
+
+
 @dataclass(frozen=True)
 class Formulas:
-    """What one rank of a mesh sends inside the product, and the most memory that it needs besides its
-    shards; what the rank sends that sends most; and about how many messages that is, at once."""
+    """What one rank of a mesh sends inside the product, and the most memory that it needs besides its shards.
+
+    Then what the rank sends that sends most; and, quickly, about how many messages that is, and in how many
+    pieces a rank makes its products while they travel.
+    """
 
     sent_bytes: Formula = nothing
     sent_messages: Formula = nothing
@@ -63,3 +71,4 @@ class Formulas:
     most_bytes: OfMesh = nothing_at_all
     most_messages: OfMesh = nothing_at_all
     messages_about: OfMesh = nothing_at_all
+    pieces_about: OfMesh = all_at_once

@@ -99,7 +99,15 @@ def messages_about(problem: Problem, mesh: Mesh) -> int:
     return sent_messages(problem, mesh, mesh.rank_at((0, 0, 0)))
 
 
-FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about)
+def pieces_about(problem: Problem, mesh: Mesh) -> int:
+    """Each step of each rank, but where several are multiplied together."""
+    cut = _cut(problem, mesh, mesh.rank_at((0, 0, 0)))
+    return cut.number_of_steps * -(-mesh.m // blocks.at_once(problem.m, cut))
+
+
+FORMULAS = Formulas(
+    sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about, pieces_about
+)
 
 
 def _cut(problem: Problem, mesh: Mesh, rank: int) -> blocks.Cut:
