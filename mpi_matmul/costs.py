@@ -20,10 +20,11 @@ COSMA's, Kwasniewski et al., SC 2019, section 5). With memory for S items, fewer
 sqrt(S)) + S (COSMA; up to constants Irony, Toledo, Tiskin, J. Parallel Distrib. Comput. 64(9), 2004, pages
 1017-1026).
 
-**Seconds.** Products take the operations of the largest brick at the speed of a rank; messages take their
-bytes at the speed of the hosts, and their number at the latency of one. Both go on at the same time, but
-copies come before, and after all has come, what came last is multiplied. Where sums of c travel, they do so
-between the first piece of the products and the last one, and all of b comes during the first.
+**Seconds.** Products take the operations of the largest brick at the speed of a rank, more if k is cut into
+shorter parts than BLAS itself would take, as each part reads and writes c. Messages take their bytes at the
+speed of the hosts, and their number at the latency of one. Both go on at the same time, but copies come
+before, and after all has come, what came last is multiplied. Where sums of c travel, they do so between the
+first piece of the products and the last one, and all of b comes during the first.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ from mpi_matmul.report import size
 from mpi_matmul.tiles import traits_of
 
 TEMPORARY_BYTES = 32 << 20
+# To read and write an item of c takes as long as so many multiplications, whatever its size: 10 GB/s against
+# 40 GFLOP/s of a core. BLAS does so itself once for about GOOD_ROWS of b.
+PASS, GOOD_ROWS = 32, 256
 AS_GOOD = 1.05  # seconds that differ by less than the model can know are equal
 
 
@@ -151,9 +155,11 @@ class Cost:
 
     def _compute_seconds(self) -> float:
         """Of the largest brick, by one rank."""
-        brick = math.prod(map(_most, self.problem.sizes, self.mesh.shape))
+        rows, inner, columns = map(_most, self.problem.sizes, self.mesh.shape)
+        passes = self.strategy.kernel.costs.passes_about(self.problem, self.mesh)
+        as_if = inner + PASS * max(passes - inner / GOOD_ROWS, 0)  # long ones BLAS cuts itself
         of_rank = self.machine.flops * self.hosts / self.ranks
-        return _float64_operations(self.problem.dtype) * brick / of_rank
+        return _float64_operations(self.problem.dtype) * rows * as_if * columns / of_rank
 
     def _gathers_b(self) -> bool:
         """Whether all of b comes while the first tile of c is made, and sums of c may travel."""

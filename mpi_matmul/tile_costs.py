@@ -81,6 +81,11 @@ def pieces_about(problem: Problem, mesh: Mesh) -> int:
     return _parts_about(tiles) if tiles.c_stays else max(1, _row_tiles_about(tiles))
 
 
+def passes_about(problem: Problem, mesh: Mesh) -> int:
+    """Once for each part of k."""
+    return _parts_about(Tiles(problem, mesh, (0, 0, 0)))
+
+
 def _parts_about(tiles: Tiles) -> int:
     mesh = tiles.mesh
     ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
@@ -107,7 +112,14 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
 
 
 FORMULAS = Formulas(
-    sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about, pieces_about
+    sent_bytes,
+    sent_messages,
+    extra_bytes,
+    most_bytes,
+    most_messages,
+    messages_about,
+    pieces_about,
+    passes_about,
 )
 
 

@@ -61,8 +61,8 @@ def all_at_once(problem: Problem, mesh: Mesh) -> int:
 class Formulas:
     """What one rank of a mesh sends inside the product, and the most memory that it needs besides its shards.
 
-    Then what the rank sends that sends most; and, quickly, about how many messages that is, and in how many
-    pieces a rank makes its products while they travel.
+    Then what the rank sends that sends most; and, quickly, about how many messages that is, in how many
+    pieces a rank makes its products while they travel, and how often it goes over its part of c in doing so.
     """
 
     sent_bytes: Formula = nothing
@@ -72,3 +72,4 @@ class Formulas:
     most_messages: OfMesh = nothing_at_all
     messages_about: OfMesh = nothing_at_all
     pieces_about: OfMesh = all_at_once
+    passes_about: OfMesh = all_at_once

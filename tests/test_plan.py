@@ -20,7 +20,7 @@ from mpi_matmul.costs import Cost, Ranks, cheapest, costs_of, least_touched_item
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.layout import block_range
 from mpi_matmul.machine import Machine, default_machine, load_machine, save_machine
-from mpi_matmul.mesh import all_meshes
+from mpi_matmul.mesh import Mesh, all_meshes
 from mpi_matmul.operands import pose, random_operands
 from mpi_matmul.plan import main
 from mpi_matmul.tile_costs import messages_about
@@ -164,6 +164,30 @@ def test_of_equal_times_the_fewest_bytes_win_and_what_does_not_fit_never_does():
     assert frugal in fitting
     assert frugal.seconds <= 1.05 * min(cost.seconds for cost in fitting)
     assert cheapest(costs, lambda cost: False) is None
+
+
+def foretold(name, mesh, *shape, machine):
+    return Cost(KERNELS[name].on(Mesh(*mesh)), problem_of(*shape), machine).multiply_seconds
+
+
+def test_what_takes_longer_is_foretold_to_do_so():
+    compute, network = Machine(1e-9, 1e15, 1e9), Machine(1e-9, 1e6, 1e15)
+    # Parts of 32 of k, where those of fsdp are all of it; long ones cost nothing more.
+    assert foretold("grid3d", (4, 1, 1), 512, 128, 512, machine=compute) > 1.5 * 2 * 512 * 128 * 512 / 1e9
+    assert foretold("fsdp", (4, 1, 1), 512, 128, 512, machine=compute) < 1.2 * 2 * 512 * 128 * 512 / 1e9
+    assert foretold("summa", (2, 1, 2), 4096, 4096, 4096, machine=compute) == pytest.approx(
+        2 * 4096**3 / 1e9, rel=0.1
+    )
+    # On a slow network the bytes count alone, and copies come before.
+    for cost in costs_of(KERNELS, problem_of(2000, 2000, 2000), Ranks(4), network):
+        assert cost.seconds == pytest.approx((cost.sent_bytes + cost.copied_bytes) / 1e6, rel=0.01)
+    # Sums of c wait for the first piece, and the last piece for them.
+    even = Machine(1e-9, 8 * 3 * 2048**2 / 10, 2 * 2048**3 / 10)  # ten seconds each
+    assert 12 < foretold("tp_row", (1, 4, 1), 2048, 2048, 2048, machine=even) < 20
+    assert 10 < foretold("fsdp", (4, 1, 1), 2048, 2048, 2048, machine=even) < 13
+    assert foretold("fsdp", (4, 1, 1), 64, 64, 64, machine=Machine(1.0, 1e9, 1e9)) == pytest.approx(
+        3, rel=0.01
+    )
 
 
 def test_the_bound_is_below_every_strategy():

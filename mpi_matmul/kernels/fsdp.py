@@ -105,8 +105,21 @@ def pieces_about(problem: Problem, mesh: Mesh) -> int:
     return cut.number_of_steps * -(-mesh.m // blocks.at_once(problem.m, cut))
 
 
+def passes_about(problem: Problem, mesh: Mesh) -> int:
+    """Once for each range of rows of b."""
+    cut = _cut(problem, mesh, mesh.rank_at((0, 0, 0)))
+    return cut.number_of_steps // cut.tiles
+
+
 FORMULAS = Formulas(
-    sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, messages_about, pieces_about
+    sent_bytes,
+    sent_messages,
+    extra_bytes,
+    most_bytes,
+    most_messages,
+    messages_about,
+    pieces_about,
+    passes_about,
 )
 
 
