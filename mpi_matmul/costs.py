@@ -44,6 +44,7 @@ from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem, operations
 from mpi_matmul.report import size
 from mpi_matmul.tiles import traits_of
+from mpi_matmul.work import Outline
 
 TEMPORARY_BYTES = 32 << 20
 # To read and write an item of c takes as long as so many multiplications, whatever its size: 10 GB/s against
@@ -121,9 +122,8 @@ class Cost:
     def multiply_seconds(self) -> float:
         """Inside the product."""
         of_a, of_b, of_c = (0 if copied else moved / self._bandwidth for moved, copied in self._moves)
-        formulas, products = self.strategy.kernel.costs, self._compute_seconds()
-        piece = 1 / formulas.pieces_about(self.problem, self.mesh)
-        waiting = formulas.messages_about(self.problem, self.mesh) * self.machine.latency
+        products, piece = self._compute_seconds(), 1 / self._outline.pieces
+        waiting = self._outline.messages * self.machine.latency
         if not self._gathers_b():
             return max(products, of_a + of_b + products * piece) + waiting
         at_first = max(products * piece, of_b + of_a * piece)
@@ -131,6 +131,10 @@ class Cost:
             return at_first + max(products, of_a) * (1 - piece) + waiting
         between = max(products * (1 - 2 * piece), of_a * (1 - piece) + of_c)
         return at_first + between + products * piece + waiting
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return self.strategy.kernel.costs.outline(self.problem, self.mesh)
 
     @property
     def _bandwidth(self) -> float:
@@ -156,8 +160,7 @@ class Cost:
     def _compute_seconds(self) -> float:
         """Of the largest brick, by one rank."""
         rows, inner, columns = map(_most, self.problem.sizes, self.mesh.shape)
-        passes = self.strategy.kernel.costs.passes_about(self.problem, self.mesh)
-        as_if = inner + PASS * max(passes - inner / GOOD_ROWS, 0)  # long ones BLAS cuts itself
+        as_if = inner + PASS * max(self._outline.passes - inner / GOOD_ROWS, 0)  # long ones BLAS cuts itself
         of_rank = self.machine.flops * self.hosts / self.ranks
         return _float64_operations(self.problem.dtype) * rows * as_if * columns / of_rank
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mpi_matmul import blocks
-from mpi_matmul.layout import block_range
+from mpi_matmul.layout import block_length
 from mpi_matmul.mesh import Coordinates, Mesh
 from mpi_matmul.operands import Problem
 from mpi_matmul.tiles import SUM_WINDOW, Tiles
-from mpi_matmul.work import Formulas
+from mpi_matmul.work import Formulas, Outline
 
 Integers = npt.NDArray[Any]
 
@@ -66,34 +66,18 @@ def most_messages(problem: Problem, mesh: Mesh) -> int:
     return most
 
 
-def messages_about(problem: Problem, mesh: Mesh) -> int:
-    """Messages of a rank, as if all owners had equal parts: for the sake of speed."""
+def outline(problem: Problem, mesh: Mesh) -> Outline:
+    """As if all owners had equal parts of the largest brick.
+
+    Where c stays, a piece is a part of k; where its sums travel, a tile of its rows.
+    """
     tiles = Tiles(problem, mesh, (0, 0, 0))
-    parts = _parts_about(tiles)
-    of_rows = _row_tiles_about(tiles)
-    of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
-    return round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
-
-
-def pieces_about(problem: Problem, mesh: Mesh) -> int:
-    """Where c stays, the parts of k; where its sums travel, the tiles of its rows."""
-    tiles = Tiles(problem, mesh, (0, 0, 0))
-    return _parts_about(tiles) if tiles.c_stays else max(1, _row_tiles_about(tiles))
-
-
-def passes_about(problem: Problem, mesh: Mesh) -> int:
-    """Once for each part of k."""
-    return _parts_about(Tiles(problem, mesh, (0, 0, 0)))
-
-
-def _parts_about(tiles: Tiles) -> int:
-    mesh = tiles.mesh
     ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
-    return ranges * tiles.blocks_in(-(-tiles.inner // ranges))
-
-
-def _row_tiles_about(tiles: Tiles) -> int:
-    return tiles.mesh.k * tiles.tiles_in(-(-tiles.rows // tiles.mesh.k))
+    parts = ranges * tiles.blocks_in(-(-tiles.inner // ranges))
+    of_rows = mesh.k * tiles.tiles_in(-(-tiles.rows // mesh.k))
+    of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
+    messages = round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
+    return Outline(messages, parts if tiles.c_stays else max(1, of_rows), parts)
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
@@ -111,16 +95,7 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
     return total
 
 
-FORMULAS = Formulas(
-    sent_bytes,
-    sent_messages,
-    extra_bytes,
-    most_bytes,
-    most_messages,
-    messages_about,
-    pieces_about,
-    passes_about,
-)
+FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, outline)
 
 
 class _Ranges:
@@ -227,8 +202,7 @@ def _owners(items: Integers, size: int, parts: int) -> Integers:
 
 
 def _share_of(size: int, parts: int, place: int) -> int:
-    start, stop = block_range(size, parts, place % parts)
-    return stop - start
+    return block_length(size, parts, place % parts)
 
 
 def _kinds(size: int, parts: int) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ import numpy as np
 
 from mpi_matmul import blocks
 from mpi_matmul.accumulate import can_be_cut, sum_dtype
-from mpi_matmul.layout import block_range
+from mpi_matmul.layout import block_length, block_range
 from mpi_matmul.mesh import Coordinates, Mesh
 from mpi_matmul.operands import Problem
 
@@ -134,8 +134,7 @@ def traits_of(a_dtype: str, b_dtype: str, dtype: str) -> tuple[int, int, int, bo
 
 def brick(problem: Problem, mesh: Mesh, here: Coordinates) -> tuple[int, int, int]:
     """How many rows, items of k, and columns the rank ``here`` multiplies."""
-    sizes = zip((problem.m, problem.k, problem.n), mesh.shape, here, strict=True)
-    rows, inner, columns = (stop - start for start, stop in (block_range(*one) for one in sizes))
+    rows, inner, columns = map(block_length, problem.sizes, mesh.shape, here)
     return rows, inner, columns
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpi_matmul.accumulate import multiply_into
 from mpi_matmul.comm.group import GroupMailbox
@@ -52,17 +53,28 @@ def nothing_at_all(problem: Problem, mesh: Mesh) -> int:
     return 0
 
 
-def all_at_once(problem: Problem, mesh: Mesh) -> int:
-    """The pieces of what is multiplied in one."""
-    return 1
+class Outline(NamedTuple):
+    """About what a rank does, quickly known.
+
+    So many messages it sends; in so many pieces it makes its products while they travel, and so often it goes
+    over its part of c in doing so.
+    """
+
+    messages: int = 0
+    pieces: int = 1
+    passes: int = 1
+
+
+def all_at_once(problem: Problem, mesh: Mesh) -> Outline:
+    """Of what sends nothing."""
+    return Outline()
 
 
 @dataclass(frozen=True)
 class Formulas:
     """What one rank of a mesh sends inside the product, and the most memory that it needs besides its shards.
 
-    Then what the rank sends that sends most; and, quickly, about how many messages that is, in how many
-    pieces a rank makes its products while they travel, and how often it goes over its part of c in doing so.
+    Then what the rank sends that sends most, and what a rank does in outline.
     """
 
     sent_bytes: Formula = nothing
@@ -70,6 +82,4 @@ class Formulas:
     extra_bytes: Formula = nothing
     most_bytes: OfMesh = nothing_at_all
     most_messages: OfMesh = nothing_at_all
-    messages_about: OfMesh = nothing_at_all
-    pieces_about: OfMesh = all_at_once
-    passes_about: OfMesh = all_at_once
+    outline: Callable[[Problem, Mesh], Outline] = all_at_once

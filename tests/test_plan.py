@@ -23,7 +23,7 @@ from mpi_matmul.machine import Machine, default_machine, load_machine, save_mach
 from mpi_matmul.mesh import Mesh, all_meshes
 from mpi_matmul.operands import pose, random_operands
 from mpi_matmul.plan import main
-from mpi_matmul.tile_costs import messages_about
+from mpi_matmul.tile_costs import outline
 from mpi_matmul.tiles import Tiles
 
 PLAN = [sys.executable, "-m", "mpi_matmul.plan"]
@@ -112,7 +112,7 @@ def test_the_most_of_a_rank_is_that_of_the_rank_that_has_most(shape):
         for rank in range(30):
             assert strategy.sent_messages(problem, rank) == listed_messages(problem, mesh, rank), mesh
         most = Cost(strategy, problem, MACHINE).sent_messages
-        assert most / 2 <= messages_about(problem, mesh) <= 2 * most or most < 10
+        assert most / 2 <= outline(problem, mesh).messages <= 2 * most or most < 10
 
 
 def test_the_longest_part_and_tile_are_those_of_the_list():

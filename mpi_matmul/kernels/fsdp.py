@@ -33,7 +33,7 @@ from mpi_matmul.comm.ring import Places, ring_all_gather
 from mpi_matmul.layout import Array, block_range, length
 from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem
-from mpi_matmul.work import Formulas, Work
+from mpi_matmul.work import Formulas, Outline, Work
 
 
 def fsdp(work: Work, a_shard: Array, b_shard: Array, c_shard: Array) -> None:
@@ -94,33 +94,14 @@ def most_messages(problem: Problem, mesh: Mesh) -> int:
     return max(sent_messages(problem, mesh, mesh.rank_at((0, 0, j))) for j in (0, mesh.n - 1))
 
 
-def messages_about(problem: Problem, mesh: Mesh) -> int:
-    """Of the first rank."""
-    return sent_messages(problem, mesh, mesh.rank_at((0, 0, 0)))
-
-
-def pieces_about(problem: Problem, mesh: Mesh) -> int:
-    """Each step of each rank, but where several are multiplied together."""
+def outline(problem: Problem, mesh: Mesh) -> Outline:
+    """Of the first rank: a piece is a step of one rank, or of several that are multiplied together."""
     cut = _cut(problem, mesh, mesh.rank_at((0, 0, 0)))
-    return cut.number_of_steps * -(-mesh.m // blocks.at_once(problem.m, cut))
+    steps, groups = cut.number_of_steps, -(-mesh.m // blocks.at_once(problem.m, cut))
+    return Outline((mesh.m - 1) * steps, steps * groups, steps // cut.tiles)
 
 
-def passes_about(problem: Problem, mesh: Mesh) -> int:
-    """Once for each range of rows of b."""
-    cut = _cut(problem, mesh, mesh.rank_at((0, 0, 0)))
-    return cut.number_of_steps // cut.tiles
-
-
-FORMULAS = Formulas(
-    sent_bytes,
-    sent_messages,
-    extra_bytes,
-    most_bytes,
-    most_messages,
-    messages_about,
-    pieces_about,
-    passes_about,
-)
+FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, outline)
 
 
 def _cut(problem: Problem, mesh: Mesh, rank: int) -> blocks.Cut:
