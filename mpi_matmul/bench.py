@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from mpi_matmul import measure_collectives, plot
+from mpi_matmul.calibrate import calibrate
 from mpi_matmul.choose import NAMES, choose, from_facts, to_facts
 from mpi_matmul.comm.collectives import broadcast_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
@@ -21,7 +22,7 @@ from mpi_matmul.costs import Ranks
 from mpi_matmul.ending import end, status_of
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.launch import launched_processes, on_mpi, start_mpi
-from mpi_matmul.machine import load_machine
+from mpi_matmul.machine import VARIABLE, load_machine
 from mpi_matmul.measure import Case, Row, Stopped, World, measure, stop_if
 from mpi_matmul.operands import Problem, RandomMatrix, pose, random_operands
 from mpi_matmul.options import BAD_INPUT, OK, Parser, at_least, dtype_named, mesh_of, wrong
@@ -40,6 +41,8 @@ def _start(argv: Sequence[str]) -> int:
     options = parse(argv)
     if options.reports:
         return _draw_reports(options)
+    if options.calibrate:
+        return on_mpi(lambda comm, rank: calibrate(mailbox_of(comm, rank), options.machine))
     library = start_mpi().library_version()
     return on_mpi(lambda comm, rank: run(options, comm, rank, library))
 
@@ -56,6 +59,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in [*defaults, "json"]:
         if options.reports and getattr(options, name) is not None:
             raise wrong(f"--{name} is for measuring, but reports to be drawn are given")
+    if options.calibrate and any(getattr(options, name) is not None for name in [*_OTHERS, *defaults]):
+        raise wrong("--calibrate measures the machine: it goes with no option but --machine FILE")
+    if options.machine is not None and not options.calibrate:
+        raise wrong(f"--machine is where --calibrate writes; the one that is used is named in {VARIABLE}")
     if options.reports and options.plot is None:
         raise wrong("reports are given, but no --plot FILE.png to draw them in")
     if options.collectives is not None and (options.reports or options.plot is not None):
@@ -78,6 +85,7 @@ def _parser() -> Parser:
         description="Check products of random matrices sharded over MPI ranks, then time them and their\n"
         "limit: the same products by the same ranks without messages.",
         usage="mpirun -n P python -m mpi_matmul.bench [options]\n"
+        "       mpirun -n P python -m mpi_matmul.bench --calibrate [--machine FILE]\n"
         "       python -m mpi_matmul.bench --plot FILE.png REPORT.json [REPORT.json ...]",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,6 +103,8 @@ def _parser() -> Parser:
     )
     add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
     add("--plot", metavar="FILE.png", help="draw time as product and as transfer (needs matplotlib)")
+    add("--calibrate", action="store_true", help="measure the machine instead, for forecasts and auto")
+    add("--machine", metavar="FILE", help="where --calibrate writes (default: among your configuration)")
     return parser
 
 
@@ -120,6 +130,7 @@ def _add_products(add: Callable[..., Any]) -> None:
     add("--repeat", type=size, metavar="R", help="how often each is timed (default 5)")
 
 
+_OTHERS = ("mesh", "json", "plot", "collectives")
 _EPILOG = """\
 columns: copies: making the copies of what is replicated, out of one copy spread over the ranks; foretold:
 the product and these copies, by the numbers of --calibrate (or defaults); of limit: the time of the same

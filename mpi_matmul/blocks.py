@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpi_matmul.layout import Shape, block_range, length
 
@@ -71,8 +72,16 @@ class Cut:
         number = max(number, min(BLOCKS, 2 * k * block_row // BLOCK_BYTES))
         # No block of twice the size, for the sake of memory, whatever becomes of its rows.
         least = max(-(-k * block_row // (2 * BLOCK_BYTES)), -(-k * panel_row // (2 * PANEL_BYTES)))
-        rows = row_blocks(k, number, least) if split_k else row_blocks(k, 1)
-        self.steps = [Step(part, tile) for tile in range(self.tiles) for part in rows]
+        self._k, self._number = k, number_of_blocks(k, number, least) if split_k else 1
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        rows = [slice(*block_range(self._k, self._number, index)) for index in range(self._number)]
+        return [Step(part, tile) for tile in range(self.tiles) for part in rows]
+
+    @property
+    def number_of_steps(self) -> int:
+        return self.tiles * self._number
 
     def columns(self, owners: list[int], step: Step) -> slice:
         """The columns of c (and of the whole b) to which the blocks of these neighbours belong."""
@@ -86,8 +95,8 @@ class Cut:
 
     def shape(self, number: int, owner: int) -> Shape:
         """The shape of the block of ``owner`` at step ``number``."""
-        step = self.steps[number]
-        return length(step.rows), length(self._columns_of(owner, step.tile))
+        tile, rows = divmod(number, self._number)
+        return length(slice(*block_range(self._k, self._number, rows))), length(self._columns_of(owner, tile))
 
     @property
     def largest_block(self) -> int:
@@ -113,9 +122,14 @@ class Cut:
 
 
 def row_blocks(k: int, number: int, least: int = 1) -> list[slice]:
-    """The rows of k in ``number`` ranges, or fewer of about LEAST_ROWS, but ``least``; one, if k is 0."""
-    number = max(1, min(max(least, min(number, round(k / LEAST_ROWS))), k))
+    """The rows of k in so many ranges, see `number_of_blocks`."""
+    number = number_of_blocks(k, number, least)
     return [slice(*block_range(k, number, index)) for index in range(number)]
+
+
+def number_of_blocks(k: int, number: int, least: int = 1) -> int:
+    """``number``, or fewer, each of about LEAST_ROWS of the k rows, but ``least``; one, if k is 0."""
+    return max(1, min(max(least, min(number, round(k / LEAST_ROWS))), k))
 
 
 def ring_order(world_size: int, rank: int) -> list[int]:
@@ -123,11 +137,16 @@ def ring_order(world_size: int, rank: int) -> list[int]:
     return [(rank - hop) % world_size for hop in range(world_size)]
 
 
-def together(m: int, cut: Cut, rank: int) -> list[list[int]]:
-    """The owners whose blocks ``rank`` multiplies at once, in ring order; their columns are neighbours."""
+def at_once(m: int, cut: Cut) -> int:
+    """The blocks of about so many owners are multiplied together."""
     wanted = GOOD_COLUMNS if cut.n < m else min(cut.n, LEAST_COLUMNS)
     width = max(1, -(-cut.n // cut.world_size))
-    size = -(-wanted // width) if cut.tiles == 1 else 1
+    return -(-wanted // width) if cut.tiles == 1 else 1
+
+
+def together(m: int, cut: Cut, rank: int) -> list[list[int]]:
+    """The owners whose blocks ``rank`` multiplies at once, in ring order; their columns are neighbours."""
+    size = at_once(m, cut)
     if size >= cut.world_size:
         return [ring_order(cut.world_size, rank)]
     groups: list[list[int]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpi_matmul.costs import Cost, Ranks, cheapest, costs_of
+from mpi_matmul.costs import AS_GOOD, Cost, Ranks, cheapest, costs_of
 from mpi_matmul.kernels import KERNELS, Strategy, kernel_named
 from mpi_matmul.machine import Machine
 from mpi_matmul.mesh import Mesh
@@ -37,7 +37,7 @@ def choose(
         raise ValueError(f"{name} has no mesh for {ranks.number} ranks on {ranks.hosts} hosts")
     if len(costs) == 1:
         return costs[0]
-    return cheapest(costs, fits) or min(costs, key=lambda cost: cost.memory_bytes)
+    return cheapest(costs, fits) or min(costs, key=lambda cost: cost.memory_about)
 
 
 def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> str:
@@ -47,11 +47,11 @@ def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> st
         for cost in costs_of(KERNELS, problem, ranks, machine)
         if cost.strategy.name != chosen.strategy.name
     ]
-    second = min(others, key=lambda cost: cost.seconds, default=None)
+    second = cheapest(others)
     text = f"{chosen.strategy} is foretold to take {seconds(chosen.seconds)} and to move {_moved(chosen)}"
     if second is None or chosen.ranks == 1:
         return text
-    if second.seconds < chosen.seconds * 0.99:
+    if second.seconds * AS_GOOD < chosen.seconds:
         needs = size(second.memory_bytes)
         return f"{text}; {second.strategy} would take {seconds(second.seconds)}, but needs {needs} a rank"
     return f"{text}, the next best ({second.strategy}) {seconds(second.seconds)} and {_moved(second)}"
@@ -59,8 +59,10 @@ def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> st
 
 def seconds(number: float) -> str:
     """For people."""
+    if number >= 999.5:
+        return f"{number:.0f} s"
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if number * factor >= 1:
+        if number * factor >= 0.9995:
             return f"{number * factor:.3g} {unit}"
     return f"{number * 1e6:.2g} us"
 

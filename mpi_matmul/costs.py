@@ -20,9 +20,11 @@ COSMA's, Kwasniewski et al., SC 2019, section 5). With memory for S items, fewer
 sqrt(S)) + S (COSMA; up to constants Irony, Toledo, Tiskin, J. Parallel Distrib. Comput. 64(9), 2004, pages
 1017-1026).
 
-**Seconds.** Products take the operations of the largest brick at the speed of a rank; messages take their
-bytes at the speed of the hosts, and their number at the latency of one. Both go on at the same time, but
-copies come before, and so does the b of a kernel that gathers it first.
+**Seconds.** Products take the operations of the largest brick at the speed of a rank, more if k is cut into
+shorter parts than BLAS itself would take, as each part reads and writes c. Messages take their bytes at the
+speed of the hosts, and their number at the latency of one. Both go on at the same time, but copies come
+before, and after all has come, what came last is multiplied. Where sums of c travel, they do so between the
+first piece of the products and the last one, and all of b comes during the first.
 """
 
 from __future__ import annotations
@@ -30,20 +32,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
 
 import numpy as np
 
-from mpi_matmul.accumulate import can_be_cut, sum_dtype
 from mpi_matmul.kernels import KERNELS, Strategy
 from mpi_matmul.kernels.fsdp_tp import mesh_of_nodes
-from mpi_matmul.layout import block_range
 from mpi_matmul.machine import Machine
 from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem, operations
 from mpi_matmul.report import size
+from mpi_matmul.tiles import traits_of
+from mpi_matmul.work import Outline
 
 TEMPORARY_BYTES = 32 << 20
+# To read and write an item of c takes as long as so many multiplications, whatever its size: 10 GB/s against
+# 40 GFLOP/s of a core. BLAS does so itself once for about GOOD_ROWS of b.
+PASS, GOOD_ROWS = 32, 256
+AS_GOOD = 1.05  # seconds that differ by less than the model can know are equal
 
 
 @dataclass(frozen=True)
@@ -56,45 +63,51 @@ class Cost:
     hosts: int = 1
 
     @property
+    def mesh(self) -> Mesh:
+        return self.strategy.mesh
+
+    @property
     def ranks(self) -> int:
-        return self.strategy.mesh.size
+        return self.mesh.size
 
     @cached_property
     def sent_bytes(self) -> int:
         """Inside the product, all ranks together."""
-        return sum(moved for moved, copied in self._moves() if not copied)
+        return sum(moved for moved, copied in self._moves if not copied)
 
     @cached_property
     def copied_bytes(self) -> int:
         """Before it, to make the copies of what is replicated out of one copy spread over the ranks."""
-        return sum(moved for moved, copied in self._moves() if copied)
+        return sum(moved for moved, copied in self._moves if copied)
 
     @cached_property
     def memory_bytes(self) -> int:
         """Of the rank that needs most, its shards and what is on its way (without the baseline)."""
-        first = self.strategy.mesh.rank_at((0, 0, 0))
-        return rank_memory(self.strategy, self.problem, first)
+        kinds = (
+            _first_of_each_length(*axis) for axis in zip(self.problem.sizes, self.mesh.shape, strict=True)
+        )
+        return max(self._memory_at(*place) for place in product(*kinds))
+
+    @cached_property
+    def memory_about(self) -> int:
+        """Of the rank that owns most: little less, and sooner known."""
+        return self._memory_at(0, 0, 0)
 
     @cached_property
     def most_sent_bytes(self) -> int:
         """Inside the product, by the rank that sends most."""
-        return max(self.strategy.sent_bytes(self.problem, rank) for rank in self._extremes())
+        return self.strategy.kernel.costs.most_bytes(self.problem, self.mesh)
 
     @cached_property
     def sent_messages(self) -> int:
         """Inside the product, by the rank that sends most."""
-        return max(self.strategy.sent_messages(self.problem, rank) for rank in self._extremes())
+        return self.strategy.kernel.costs.most_messages(self.problem, self.mesh)
 
     @cached_property
     def touched_items(self) -> float:
         """Items of a, b and c that a rank touches on average: its own, what comes, sums that it passes on."""
-        problem, mesh = self.problem, self.strategy.mesh
-        sizes = (
-            (problem.m, problem.k, mesh.n),
-            (problem.k, problem.n, mesh.m),
-            (problem.m, problem.n, mesh.k),
-        )
-        return sum(rows * columns * needed_by for rows, columns, needed_by in sizes) / self.ranks
+        (m, k, n), mesh = self.problem.sizes, self.mesh
+        return (m * k * mesh.n + k * n * mesh.m + m * n * mesh.k) / self.ranks
 
     @cached_property
     def seconds(self) -> float:
@@ -108,62 +121,73 @@ class Cost:
     @cached_property
     def multiply_seconds(self) -> float:
         """Inside the product."""
-        of_a, of_b, of_c = (0 if copied else moved / self._bandwidth for moved, copied in self._moves())
-        latency = self._messages_about() * self.machine.latency
-        first = of_b if self._gathers_b_first() else 0.0
-        return first + max(self._compute_seconds(), of_a + of_b + of_c - first) + latency
+        of_a, of_b, of_c = (0 if copied else moved / self._bandwidth for moved, copied in self._moves)
+        products, piece = self._compute_seconds(), 1 / self._outline.pieces
+        waiting = self._outline.messages * self.machine.latency
+        if not self._gathers_b():
+            return max(products, of_a + of_b + products * piece) + waiting
+        at_first = max(products * piece, of_b + of_a * piece)
+        if self.mesh.k == 1:
+            return at_first + max(products, of_a) * (1 - piece) + waiting
+        between = max(products * (1 - 2 * piece), of_a * (1 - piece) + of_c)
+        return at_first + between + products * piece + waiting
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return self.strategy.kernel.costs.outline(self.problem, self.mesh)
 
     @property
     def _bandwidth(self) -> float:
         return self.machine.bandwidth * self.hosts
 
+    @cached_property
     def _moves(self) -> list[tuple[int, bool]]:
         """For a, b and c: bytes that move, and whether as copies before the product."""
-        problem, mesh, kernel = self.problem, self.strategy.mesh, self.strategy.kernel
-        itemsizes = [np.dtype(dtype).itemsize for dtype in (problem.a_dtype, problem.b_dtype)]
+        (m, k, n), mesh, kernel = self.problem.sizes, self.mesh, self.strategy.kernel
+        of_a, of_b, of_c, _ = self._traits
         a_copied = "n" not in kernel.a.rows + kernel.a.columns
         b_copied = "m" not in kernel.b.rows + kernel.b.columns
         return [
-            ((mesh.n - 1) * problem.m * problem.k * itemsizes[0], a_copied),
-            ((mesh.m - 1) * problem.k * problem.n * itemsizes[1], b_copied),
-            ((mesh.k - 1) * problem.m * problem.n * sum_dtype(np.dtype(problem.dtype)).itemsize, False),
+            ((mesh.n - 1) * m * k * of_a, a_copied),
+            ((mesh.m - 1) * k * n * of_b, b_copied),
+            ((mesh.k - 1) * m * n * of_c, False),
         ]
 
+    @property
+    def _traits(self) -> tuple[int, int, int, bool]:
+        return traits_of(self.problem.a_dtype, self.problem.b_dtype, self.problem.dtype)
+
     def _compute_seconds(self) -> float:
-        brick = math.prod(
-            map(_most, (self.problem.m, self.problem.k, self.problem.n), self.strategy.mesh.shape)
-        )
-        whole = max(1, self.problem.m * self.problem.k * self.problem.n)
-        of_rank = self.machine.flops * self.hosts / self.ranks * speed_of(np.dtype(self.problem.dtype))
-        return operations(self.problem) / whole * brick / of_rank
+        """Of the largest brick, by one rank."""
+        rows, inner, columns = map(_most, self.problem.sizes, self.mesh.shape)
+        as_if = inner + PASS * max(self._outline.passes - inner / GOOD_ROWS, 0)  # long ones BLAS cuts itself
+        of_rank = self.machine.flops * self.hosts / self.ranks
+        return _float64_operations(self.problem.dtype) * rows * as_if * columns / of_rank
 
-    def _messages_about(self) -> float:
-        """Of a rank; the number that `sent_messages` counts, without going over all tiles."""
-        mesh = self.strategy.mesh
-        if not self.sent_bytes:
-            return 0
-        if self.strategy.name in ("fsdp", "fsdp_tp"):
-            return self.strategy.sent_messages(self.problem, mesh.rank_at((0, 0, 0)))
-        if mesh.m + mesh.n < 200:
-            return self.strategy.sent_messages(self.problem, mesh.rank_at((0, 0, 0)))
-        return (
-            (mesh.m + mesh.n - math.gcd(mesh.m, mesh.n)) * mesh.k * ((mesh.m > 1) + (mesh.n > 1)) + mesh.k - 1
+    def _gathers_b(self) -> bool:
+        """Whether all of b comes while the first tile of c is made, and sums of c may travel."""
+        return self.strategy.name in ("tp_row", "summa", "grid3d") and not (
+            self.mesh.k == 1 and self._traits[3]
         )
 
-    def _gathers_b_first(self) -> bool:
-        stays = self.strategy.mesh.k == 1 and can_be_cut(np.dtype(self.problem.dtype))
-        return self.strategy.name in ("summa", "grid3d") and not stays
+    def _memory_at(self, *place: int) -> int:
+        i, l, j = place  # noqa: E741
+        return rank_memory(self.strategy, self.problem, self.mesh.rank_at((i, l, j)))
 
-    def _extremes(self) -> Iterable[int]:
-        """Ranks among which are those that own most, and those whose neighbours own least."""
-        mesh = self.strategy.mesh
-        places = [sorted({0, max(size - 2, 0), size - 1}) for size in mesh.shape]
-        return (mesh.rank_at((i, j, k)) for i in places[0] for j in places[1] for k in places[2])
+
+def _first_of_each_length(length: int, parts: int) -> list[int]:
+    """The first of the owners of longer blocks, and of shorter ones: later ones own no more of anything."""
+    return [0, length % parts] if length % parts else [0]
 
 
 def _most(length: int, parts: int) -> int:
-    start, stop = block_range(length, parts, 0)
-    return stop - start
+    return -(-length // parts)
+
+
+@lru_cache(16)
+def _float64_operations(dtype: str) -> float:
+    """So many of float64 take as long as one multiplication and addition of ``dtype``."""
+    return operations(Problem(1, 1, 1, dtype, dtype, dtype, (1, 1))) / speed_of(np.dtype(dtype))
 
 
 def speed_of(dtype: np.dtype[np.generic]) -> float:
@@ -202,6 +226,13 @@ class Ranks:
     hosts: int = 1
     node_of: tuple[str, ...] = ()
 
+    @property
+    def of_a_node(self) -> int:
+        """Ranks of a node, all nodes alike, where hosts are filled up one by one: see `mesh_of_nodes`."""
+        on_a_host = -(-self.number // self.hosts)
+        on_the_last = self.number - on_a_host * (self.hosts - 1)
+        return math.gcd(on_a_host, on_the_last) if on_the_last > 0 else 1
+
     @classmethod
     def on(cls, node_of: Sequence[str]) -> Ranks:
         return cls(len(node_of), len(set(node_of)), tuple(node_of))
@@ -229,7 +260,7 @@ def strategies(name: str, ranks: Ranks, mesh: Sequence[int] = ()) -> list[Strate
     elif name == "fsdp_tp" and ranks.node_of:
         found = [mesh_of_nodes(ranks.node_of)]
     elif name == "fsdp_tp":
-        found = [Mesh(ranks.hosts, 1, ranks.number // ranks.hosts)] if ranks.number % ranks.hosts == 0 else []
+        found = [Mesh(ranks.number // ranks.of_a_node, 1, ranks.of_a_node)]
     return [kernel.on(each) for each in found]
 
 
@@ -249,21 +280,25 @@ def costs_of(
 
 
 def cheapest(costs: Sequence[Cost], fits: Callable[[Cost], bool] = lambda cost: True) -> Cost | None:
-    """The one that is foretold to take the fewest seconds of those that fit; of equals that with fewer bytes.
+    """The first that fits, of `in_order` of those that are no faster than the fastest that fits. None when
+    nothing fits."""
+    by_seconds = sorted(costs, key=lambda cost: cost.seconds)
+    first = next((number for number, cost in enumerate(by_seconds) if fits(cost)), len(costs))
+    return next(filter(fits, in_order(by_seconds[first:])), None)
 
-    None when nothing fits.
-    """
+
+def in_order(costs: Iterable[Cost]) -> list[Cost]:
+    """Those that are foretold to take fewer seconds first; of those that are as good as the fastest, those
+    with fewer bytes."""
     order = {name: number for number, name in enumerate(KERNELS)}
+    by_seconds = sorted(costs, key=lambda cost: cost.seconds)
+    as_good = [cost for cost in by_seconds if cost.seconds <= AS_GOOD * by_seconds[0].seconds]
+    others = by_seconds[len(as_good) :]
 
     def key(cost: Cost) -> tuple[float, ...]:
-        # Seconds that differ by less than the model can know are equal.
-        seconds = float(f"{cost.seconds:.2g}")
-        return seconds, cost.sent_bytes + cost.copied_bytes, order[cost.strategy.name], cost.seconds
+        return cost.sent_bytes + cost.copied_bytes, cost.seconds, order[cost.strategy.name]
 
-    for cost in sorted(costs, key=key):
-        if fits(cost):
-            return cost
-    return None
+    return sorted(as_good, key=key) + others
 
 
 # ---- memory ----

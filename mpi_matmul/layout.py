@@ -37,6 +37,12 @@ def block_range(length: int, parts: int, index: int) -> tuple[int, int]:
     return start, start + size + (index < larger)
 
 
+def block_length(length: int, parts: int, index: int) -> int:
+    """How many items block ``index`` has."""
+    size, larger = divmod(length, parts)
+    return size + (index < larger)
+
+
 def length(part: slice) -> int:
     """How many items a slice with a start and a stop takes."""
     size: int = part.stop - part.start

@@ -82,11 +82,17 @@ def load_machine(hosts: int, cores: int = CORES, path: str | os.PathLike[str] | 
 
 def save_machine(machine: Machine, path: str | os.PathLike[str] | None = None) -> Path:
     """Keep a calibration; its file. FileError when it cannot be written."""
+    file = machine_file(path)
+    facts = {name: value for name, value in asdict(machine).items() if name != "measured"}
+    file.write_text(json.dumps(facts, indent=2) + "\n")
+    return Path(file.path)
+
+
+def machine_file(path: str | os.PathLike[str] | None = None) -> OutputFile:
+    """Where a calibration is to go, in its folder; FileError when it could not be written."""
     file = Path(path) if path is not None else default_path()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(file, str(error.strerror).lower()) from error
-    facts = {name: value for name, value in asdict(machine).items() if name != "measured"}
-    OutputFile(file).write_text(json.dumps(facts, indent=2) + "\n")
-    return file
+    return OutputFile(file)

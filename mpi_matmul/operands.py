@@ -34,6 +34,10 @@ class Problem:
         return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in sizes)
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.m, self.k, self.n
+
+    @property
     def a_shape(self) -> Shape:
         return self.m, self.k
 

@@ -22,16 +22,16 @@ once more. Parts of different owners take turns, so that all of them send from t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from mpi_matmul import blocks
 from mpi_matmul.accumulate import can_be_cut, sum_dtype
-from mpi_matmul.layout import block_range, length
+from mpi_matmul.layout import block_length, block_range
 from mpi_matmul.mesh import Coordinates, Mesh
 from mpi_matmul.operands import Problem
-from mpi_matmul.work import Formulas
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,52 @@ class Tiles:
         self.rows, self.inner, self.columns = brick(problem, mesh, here)
         # Ranks of a line have other rows or columns, but must cut alike: as the largest of them does.
         self._most_rows, _, self._most_columns = brick(problem, mesh, (0, 0, 0))
-        self.a_itemsize, self.b_itemsize = (np.dtype(d).itemsize for d in (problem.a_dtype, problem.b_dtype))
-        self.sum_itemsize = sum_dtype(np.dtype(problem.dtype)).itemsize
-        self.c_stays = mesh.k == 1 and can_be_cut(np.dtype(problem.dtype))
-        self.shares = [self._share(owner) for owner in range(mesh.k)]
-        self.parts = self._parts()
+        traits = traits_of(problem.a_dtype, problem.b_dtype, problem.dtype)
+        self.a_itemsize, self.b_itemsize, self.sum_itemsize, cut = traits
+        self.c_stays = mesh.k == 1 and cut
 
-    @property
+    @cached_property
+    def shares(self) -> list[list[slice]]:
+        """Of each owner on the line along k the rows of c, in the tiles in which they are made."""
+        return [self._share(owner) for owner in range(self.mesh.k)]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts of ``inner``, in the order in which they are multiplied."""
+        return self._parts()
+
+    @cached_property
     def tile_rows(self) -> int:
         """The most rows of a tile of a, and of a part of c that travels."""
-        return max((length(rows) for share in self.shares for rows in share), default=0)
+        size, larger = divmod(self.rows, self.mesh.k)
+        sizes = (size + 1, size) if larger else (size,)
+        return max(-(-some // max(1, self.tiles_in(some))) for some in sizes)
 
-    @property
-    def part_length(self) -> int:
-        """The largest part of ``inner``."""
-        return max((length(part.inner) for part in self.parts), default=0)
+    def tiles_in(self, rows: int) -> int:
+        """The number of tiles of a share of so many rows: one if nothing of them travels."""
+        return -(-rows // self._most_tile_rows)
+
+    def blocks_in(self, size: int) -> int:
+        """In how many blocks a range of ``inner`` of one owner is cut."""
+        nbytes = size * self._line_bytes
+        owners = max(self.mesh.m, self.mesh.n)
+        least = min(-(-blocks.BLOCKS // owners), 2 * nbytes // blocks.BLOCK_BYTES)
+        return blocks.number_of_blocks(size, max(-(-nbytes // blocks.BLOCK_BYTES), least))
+
+    @cached_property
+    def _most_tile_rows(self) -> int:
+        if not self.c_stays:
+            row_bytes = max(1, self._most_columns * self.sum_itemsize)
+            return max(blocks.LEAST_SUM_ROWS, blocks.SUM_BYTES // row_bytes)
+        return blocks.GOOD_ROWS if self.mesh.n > 1 else max(1, self._most_rows)
+
+    @cached_property
+    def _line_bytes(self) -> int:
+        """The larger of a column of a tile of a, and a row of a panel of b, if they travel."""
+        return max(
+            min(self._most_rows, self._most_tile_rows) * self.a_itemsize if self.mesh.n > 1 else 0,
+            self._most_columns * self.b_itemsize if self.mesh.m > 1 else 0,
+        )
 
     def a_part(self, part: Part) -> slice:
         """The columns of its owner's shard of a that ``part`` is."""
@@ -76,17 +107,9 @@ class Tiles:
         return _within(part.inner, block_range(self.inner, self.mesh.m, part.b_owner)[0])
 
     def _share(self, owner: int) -> list[slice]:
-        """The rows of c of one owner, in the tiles in which they are made: one if nothing of them travels."""
         start, stop = block_range(self.rows, self.mesh.k, owner)
-        number = -(-(stop - start) // self._rows_of_a_tile())
+        number = self.tiles_in(stop - start)
         return [_within(slice(*block_range(stop - start, number, i)), -start) for i in range(number)]
-
-    def _rows_of_a_tile(self) -> int:
-        """At most; all rows, if nothing of them travels."""
-        if not self.c_stays:
-            row_bytes = max(1, self._most_columns * self.sum_itemsize)
-            return max(blocks.LEAST_SUM_ROWS, blocks.SUM_BYTES // row_bytes)
-        return blocks.GOOD_ROWS if self.mesh.n > 1 else max(1, self._most_rows)
 
     def _parts(self) -> list[Part]:
         cuts = {block_range(self.inner, self.mesh.n, j)[0] for j in range(self.mesh.n)}
@@ -95,26 +118,22 @@ class Tiles:
         found = []
         for start, stop in pairwise(edges):
             a_owner, b_owner = (_owner_of(start, self.inner, ranks) for ranks in (self.mesh.n, self.mesh.m))
-            for inner in self._blocks(stop - start):
+            number = self.blocks_in(stop - start)
+            for inner in (slice(*block_range(stop - start, number, i)) for i in range(number)):
                 found.append(Part(_within(inner, -start), a_owner, b_owner))
         return _taking_turns(found, by_a=self.mesh.n >= self.mesh.m)
 
-    def _blocks(self, size: int) -> list[slice]:
-        """A range of ``inner`` of one owner, cut into blocks."""
-        tile_rows = min(self._most_rows, self._rows_of_a_tile())
-        line = max(
-            tile_rows * self.a_itemsize if self.mesh.n > 1 else 0,
-            self._most_columns * self.b_itemsize if self.mesh.m > 1 else 0,
-        )
-        owners = max(self.mesh.m, self.mesh.n)
-        least = min(-(-blocks.BLOCKS // owners), 2 * size * line // blocks.BLOCK_BYTES)
-        return blocks.row_blocks(size, max(-(-size * line // blocks.BLOCK_BYTES), least))
+
+@lru_cache(16)
+def traits_of(a_dtype: str, b_dtype: str, dtype: str) -> tuple[int, int, int, bool]:
+    """Bytes of an item of a, of b and of a sum, and whether sums may be made in parts."""
+    a, b, c = map(np.dtype, (a_dtype, b_dtype, dtype))
+    return a.itemsize, b.itemsize, sum_dtype(c).itemsize, can_be_cut(c)
 
 
 def brick(problem: Problem, mesh: Mesh, here: Coordinates) -> tuple[int, int, int]:
     """How many rows, items of k, and columns the rank ``here`` multiplies."""
-    sizes = zip((problem.m, problem.k, problem.n), mesh.shape, here, strict=True)
-    rows, inner, columns = (stop - start for start, stop in (block_range(*one) for one in sizes))
+    rows, inner, columns = map(block_length, problem.sizes, mesh.shape, here)
     return rows, inner, columns
 
 
@@ -142,62 +161,3 @@ def _taking_turns(parts: list[Part], by_a: bool) -> list[Part]:
         turns[owner] = turns.get(owner, -1) + 1
         order.append((turns[owner], number))
     return [parts[number] for _, number in sorted(order)]
-
-
-# ---- what it costs ----
-
-
-def sent_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
-    """Bytes that ``rank`` sends inside the product.
-
-    Of its part of a all but what the next rank along n owns, of b all but what the next one along m owns, of
-    the sums of c all but its own.
-    """
-    tiles, (i, l, j) = _sizes(problem, mesh, rank), mesh.coordinates(rank)  # noqa: E741
-    rows, inner, columns, a_itemsize, b_itemsize, sum_itemsize = tiles
-    of_a = rows * (inner - _share_of(inner, mesh.n, j + 1)) * a_itemsize if mesh.n > 1 else 0
-    of_b = columns * (inner - _share_of(inner, mesh.m, i + 1)) * b_itemsize if mesh.m > 1 else 0
-    of_c = columns * (rows - _share_of(rows, mesh.k, l)) * sum_itemsize
-    return of_a + of_b + of_c
-
-
-def sent_messages(problem: Problem, mesh: Mesh, rank: int) -> int:
-    """Messages that ``rank`` sends inside the product."""
-    here = mesh.coordinates(rank)
-    tiles, (i, l, j) = Tiles(problem, mesh, here), here  # noqa: E741
-    row_tiles = sum(map(len, tiles.shares))
-    of_a = row_tiles * sum(part.a_owner != (j + 1) % mesh.n for part in tiles.parts)
-    of_b = sum(part.b_owner != (i + 1) % mesh.m for part in tiles.parts)
-    of_c = sum(len(share) for owner, share in enumerate(tiles.shares) if owner != l)
-    return (of_a if mesh.n > 1 else 0) + (of_b if mesh.m > 1 else 0) + of_c
-
-
-def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
-    """The most memory that ``rank`` needs besides its shards."""
-    tiles = Tiles(problem, mesh, mesh.coordinates(rank))
-    in_turn = blocks.WINDOW + 2
-    total = 0
-    if mesh.n > 1:
-        total += in_turn * tiles.tile_rows * tiles.part_length * tiles.a_itemsize + 2 * blocks.BLOCK_BYTES
-    if mesh.m > 1:
-        panels = in_turn * tiles.part_length if tiles.c_stays else tiles.inner - tiles.inner // mesh.m
-        total += panels * tiles.columns * tiles.b_itemsize
-    if not tiles.c_stays:
-        number = 2 * blocks.SUM_WINDOW + 2 if mesh.k > 1 else 1
-        total += number * tiles.tile_rows * tiles.columns * tiles.sum_itemsize
-    return total
-
-
-def _sizes(problem: Problem, mesh: Mesh, rank: int) -> tuple[int, int, int, int, int, int]:
-    itemsizes = (np.dtype(dtype).itemsize for dtype in (problem.a_dtype, problem.b_dtype))
-    a_itemsize, b_itemsize = itemsizes
-    sizes = brick(problem, mesh, mesh.coordinates(rank))
-    return (*sizes, a_itemsize, b_itemsize, sum_dtype(np.dtype(problem.dtype)).itemsize)
-
-
-def _share_of(size: int, parts: int, place: int) -> int:
-    start, stop = block_range(size, parts, place % parts)
-    return stop - start
-
-
-FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpi_matmul.accumulate import multiply_into
 from mpi_matmul.comm.group import GroupMailbox
@@ -14,6 +15,7 @@ from mpi_matmul.operands import Problem
 from mpi_matmul.stream import ALL_HERE, Stream
 
 Formula = Callable[[Problem, Mesh, int], int]
+OfMesh = Callable[[Problem, Mesh], int]
 MultiplyInto = Callable[[Array, Array, Array, bool], Array]
 
 
@@ -46,11 +48,38 @@ def nothing(problem: Problem, mesh: Mesh, rank: int) -> int:
     return 0
 
 
+def nothing_at_all(problem: Problem, mesh: Mesh) -> int:
+    """The same of a whole mesh."""
+    return 0
+
+
+class Outline(NamedTuple):
+    """About what a rank does, quickly known.
+
+    So many messages it sends; in so many pieces it makes its products while they travel, and so often it goes
+    over its part of c in doing so.
+    """
+
+    messages: int = 0
+    pieces: int = 1
+    passes: int = 1
+
+
+def all_at_once(problem: Problem, mesh: Mesh) -> Outline:
+    """Of what sends nothing."""
+    return Outline()
+
+
 @dataclass(frozen=True)
 class Formulas:
-    """What one rank of a mesh sends inside the product, and the most memory that it needs besides its
-    shards."""
+    """What one rank of a mesh sends inside the product, and the most memory that it needs besides its shards.
+
+    Then what the rank sends that sends most, and what a rank does in outline.
+    """
 
     sent_bytes: Formula = nothing
     sent_messages: Formula = nothing
     extra_bytes: Formula = nothing
+    most_bytes: OfMesh = nothing_at_all
+    most_messages: OfMesh = nothing_at_all
+    outline: Callable[[Problem, Mesh], Outline] = all_at_once

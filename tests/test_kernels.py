@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import worlds
 
-from mpi_matmul import blocks
+from mpi_matmul import blocks, tile_costs
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.operands import pose
 
@@ -230,7 +230,20 @@ FORCED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_counts_from_other_tests():
+    """What formulas remember holds for one size of blocks."""
+    forget()
+    yield
+    forget()
+
+
+def forget():
+    tile_costs._counts_of_kind.cache_clear()
+
+
 def force(monkeypatch, settings):
+    forget()
     for name, value in settings.items():
         assert hasattr(blocks, name)
         monkeypatch.setattr(blocks, name, value)

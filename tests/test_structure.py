@@ -24,7 +24,7 @@ LAYERS = [
     {"comm.counting", "comm.group", "comm.collectives", "comm.ring", "comm.row_sums", "operands"},
     {"sources", "report", "launch", "work", "probe"},
     {"tiles"},
-    {"travel"},
+    {"travel", "tile_costs"},
     {"kernels.*"},
     {"kernels.__init__", "distribute"},
     {"check", "simulate", "costs", "draw"},
@@ -32,9 +32,9 @@ LAYERS = [
     {"options"},
     {"multiply", "outputs", "deliver"},
     {"ending", "door"},
-    {"cli", "measure", "plot"},
+    {"cli", "measure", "plot", "calibrate"},
     {"measure_collectives"},
-    {"bench"},
+    {"bench", "plan"},
     {"__init__", "__main__", "comm.__init__"},
 ]
 
@@ -105,7 +105,7 @@ def test_the_public_names():
 
 
 @pytest.mark.parametrize(
-    "module", ["layout", "comm.threads", "simulate", "cores", "report", "blocks", "draw"]
+    "module", ["layout", "comm.threads", "simulate", "cores", "report", "blocks", "draw", "mesh", "tiles"]
 )
 def test_the_examples_in_docstrings(module):
     outcome = doctest.testmod(importlib.import_module(f"mpi_matmul.{module}"))

@@ -13,7 +13,7 @@ import mpi_matmul.kernels.grid3d as grid3d
 import mpi_matmul.kernels.summa as summa
 import mpi_matmul.kernels.tp_column as tp_column
 import mpi_matmul.kernels.tp_row as tp_row
-from mpi_matmul import tiles
+from mpi_matmul import tile_costs
 from mpi_matmul.accumulate import can_be_cut
 from mpi_matmul.layout import COLUMNS, REPLICATED, ROWS, Array, Distribution, Placement
 from mpi_matmul.mesh import Mesh, all_meshes, divisors
@@ -96,7 +96,8 @@ def grids(size: int) -> list[Mesh]:
     """c stays, or a, or b: that one is in blocks, neither dimension in one piece if there is a choice."""
     flat = [(r, size // r) for r in divisors(size)]
     flat = [pair for pair in flat if 1 not in pair] or flat
-    return [Mesh(*shape) for r, s in flat for shape in ((r, 1, s), (r, s, 1), (1, r, s))]
+    shapes = [shape for r, s in flat for shape in ((r, 1, s), (r, s, 1), (1, r, s))]
+    return [Mesh(*shape) for shape in dict.fromkeys(shapes)]
 
 
 def nodes(size: int) -> list[Mesh]:
@@ -127,7 +128,7 @@ KERNELS = {
             c=Placement("rows", rows=("k",)),
             meshes=line_of("k"),
             multiply=tp_row.tp_row,
-            costs=tiles.FORMULAS,
+            costs=tile_costs.FORMULAS,
         ),
         Kernel(
             "fsdp_tp",
@@ -138,8 +139,8 @@ KERNELS = {
             multiply=fsdp.fsdp,
             costs=fsdp.FORMULAS,
         ),
-        Kernel("summa", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, grids, on_grid, tiles.FORMULAS),
-        Kernel("grid3d", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, all_meshes, on_grid, tiles.FORMULAS),
+        Kernel("summa", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, grids, on_grid, tile_costs.FORMULAS),
+        Kernel("grid3d", BLOCKS_OF_A, BLOCKS_OF_B, BLOCKS_OF_C, all_meshes, on_grid, tile_costs.FORMULAS),
     )
 }
 

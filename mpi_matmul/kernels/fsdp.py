@@ -33,7 +33,7 @@ from mpi_matmul.comm.ring import Places, ring_all_gather
 from mpi_matmul.layout import Array, block_range, length
 from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem
-from mpi_matmul.work import Formulas, Work
+from mpi_matmul.work import Formulas, Outline, Work
 
 
 def fsdp(work: Work, a_shard: Array, b_shard: Array, c_shard: Array) -> None:
@@ -76,7 +76,7 @@ def sent_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
 
 def sent_messages(problem: Problem, mesh: Mesh, rank: int) -> int:
     """One for each block of the shards that it passes on."""
-    return (mesh.m - 1) * len(_cut(problem, mesh, rank).steps)
+    return (mesh.m - 1) * _cut(problem, mesh, rank).number_of_steps
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
@@ -84,7 +84,24 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
     return _cut(problem, mesh, rank).bytes_in_flight()
 
 
-FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes)
+def most_bytes(problem: Problem, mesh: Mesh) -> int:
+    """Of the rank that sends most: the shard that it does not pass on is a last one."""
+    return sent_bytes(problem, mesh, mesh.rank_at((max(mesh.m - 2, 0), 0, 0)))
+
+
+def most_messages(problem: Problem, mesh: Mesh) -> int:
+    """Of the rank that sends most: its columns of b are as many as those of the first, or of the last."""
+    return max(sent_messages(problem, mesh, mesh.rank_at((0, 0, j))) for j in (0, mesh.n - 1))
+
+
+def outline(problem: Problem, mesh: Mesh) -> Outline:
+    """Of the first rank: a piece is a step of one rank, or of several that are multiplied together."""
+    cut = _cut(problem, mesh, mesh.rank_at((0, 0, 0)))
+    steps, groups = cut.number_of_steps, -(-mesh.m // blocks.at_once(problem.m, cut))
+    return Outline((mesh.m - 1) * steps, steps * groups, steps // cut.tiles)
+
+
+FORMULAS = Formulas(sent_bytes, sent_messages, extra_bytes, most_bytes, most_messages, outline)
 
 
 def _cut(problem: Problem, mesh: Mesh, rank: int) -> blocks.Cut:
