@@ -69,7 +69,8 @@ def most_messages(problem: Problem, mesh: Mesh) -> int:
 def outline(problem: Problem, mesh: Mesh) -> Outline:
     """As if all owners had equal parts of the largest brick.
 
-    Where c stays, a piece is a part of k; where its sums travel, a tile of its rows.
+    Where c stays, a piece is a part of k; where its sums travel, a tile of its rows. Where little is under
+    way at a time, nobody looks after it during a product: what is passed on leaves after the next one.
     """
     tiles = Tiles(problem, mesh, (0, 0, 0))
     ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
@@ -77,7 +78,11 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
     of_rows = mesh.k * tiles.tiles_in(-(-tiles.rows // mesh.k))
     of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
     messages = round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
-    return Outline(messages, parts if tiles.c_stays else max(1, of_rows), parts)
+    if not tiles.c_stays:
+        return Outline(messages, max(1, of_rows), parts)
+    under_way = 2 * (blocks.WINDOW + 1) * tiles.line_bytes * -(-tiles.inner // parts)
+    later = max(mesh.m, mesh.n, 2) - 2 if under_way < blocks.BLOCK_BYTES else 0
+    return Outline(messages, parts, parts, later)
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:

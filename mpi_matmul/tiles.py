@@ -86,13 +86,13 @@ class Tiles:
 
     def blocks_in(self, size: int) -> int:
         """In how many blocks a range of ``inner`` of one owner is cut."""
-        nbytes = size * self._line_bytes
+        nbytes = size * self.line_bytes
         owners = max(self.mesh.m, self.mesh.n)
         least = min(-(-blocks.BLOCKS // owners), 2 * nbytes // blocks.BLOCK_BYTES)
         return blocks.number_of_blocks(size, max(-(-nbytes // blocks.BLOCK_BYTES), least))
 
     @cached_property
-    def _line_bytes(self) -> int:
+    def line_bytes(self) -> int:
         """The larger of a column of a tile of a, and a row of a panel of b, if they travel."""
         return max(
             self.tile_rows * self.a_itemsize if self.mesh.n > 1 else 0,
