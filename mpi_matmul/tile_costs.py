@@ -69,7 +69,8 @@ def most_messages(problem: Problem, mesh: Mesh) -> int:
 def outline(problem: Problem, mesh: Mesh) -> Outline:
     """As if all owners had equal parts of the largest brick.
 
-    Where c stays, a piece is a part of k; where its sums travel, a tile of its rows.
+    Where c stays, a piece is a part of k; where its sums travel, a tile of its rows. Where little is under
+    way at a time, nobody looks after it during a product: what is passed on leaves after the next one.
     """
     tiles = Tiles(problem, mesh, (0, 0, 0))
     ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
@@ -77,7 +78,12 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
     of_rows = mesh.k * tiles.tiles_in(-(-tiles.rows // mesh.k))
     of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
     messages = round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
-    return Outline(messages, parts if tiles.c_stays else max(1, of_rows), parts)
+    passes = min(parts, max(1, 4 * tiles.inner // (3 * blocks.LEAST_ROWS)))  # short parts are laid together
+    if not tiles.c_stays:
+        return Outline(messages, max(1, of_rows), passes)
+    under_way = 2 * (blocks.WINDOW + 1) * tiles.line_bytes * -(-tiles.inner // parts)
+    later = max(mesh.m, mesh.n, 2) - 2 if under_way < blocks.BLOCK_BYTES else 0
+    return Outline(messages, passes, passes, later)
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
@@ -85,9 +91,11 @@ def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
     counts = _counts(problem, mesh, mesh.coordinates(rank))
     tiles, in_turn, total = counts.tiles, blocks.WINDOW + 2, 0
     if mesh.n > 1:
-        total += in_turn * tiles.tile_rows * counts.part_length * tiles.a_itemsize + 2 * blocks.BLOCK_BYTES
+        lengths = in_turn * counts.part_length + counts.laid_together
+        total += tiles.tile_rows * lengths * tiles.a_itemsize + 2 * blocks.BLOCK_BYTES
     if mesh.m > 1:
         panels = in_turn * counts.part_length if tiles.c_stays else tiles.inner - tiles.inner // mesh.m
+        panels += counts.laid_together
         total += panels * tiles.columns * tiles.b_itemsize
     if not tiles.c_stays:
         number = 2 * blocks.SUM_WINDOW + 2 if mesh.k > 1 else 1
@@ -127,6 +135,13 @@ class _Counts:
             return self._ranges.longest
         sizes: set[int] = set(self._ranges.sizes.tolist())
         return max(-(-size // self.tiles.blocks_in(size)) for size in sizes)
+
+    @property
+    def laid_together(self) -> int:
+        """The most items of ``inner`` that are laid together in memory of their own: see `Tiles.groups`."""
+        if len(self._ranges.sizes) == 1 or self._ranges.sizes.min() >= blocks.LEAST_ROWS:
+            return 0
+        return min(self.tiles.inner, blocks.LEAST_ROWS + self.part_length)
 
     @property
     def _whole(self) -> bool:

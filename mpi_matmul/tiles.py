@@ -29,7 +29,7 @@ import numpy as np
 
 from mpi_matmul import blocks
 from mpi_matmul.accumulate import can_be_cut, sum_dtype
-from mpi_matmul.layout import block_length, block_range
+from mpi_matmul.layout import block_length, block_range, length
 from mpi_matmul.mesh import Coordinates, Mesh
 from mpi_matmul.operands import Problem
 
@@ -66,6 +66,23 @@ class Tiles:
         return self._parts()
 
     @cached_property
+    def groups(self) -> list[list[Part]]:
+        """The parts that are multiplied at once: neighbours in that order, where they are short.
+
+        With few rows of b BLAS is slow, and each product reads and writes all of c; laying blocks together
+        costs less.
+        """
+        groups: list[list[Part]] = []
+        size = blocks.LEAST_ROWS
+        for part in self.parts:
+            if 4 * size >= 3 * blocks.LEAST_ROWS:  # no block that was cut is shorter
+                groups.append([])
+                size = 0
+            groups[-1].append(part)
+            size += length(part.inner)
+        return groups
+
+    @cached_property
     def tile_rows(self) -> int:
         """The most rows of a tile of a, and of a part of c that travels."""
         size, larger = divmod(self.rows, self.mesh.k)
@@ -78,7 +95,7 @@ class Tiles:
 
     def blocks_in(self, size: int) -> int:
         """In how many blocks a range of ``inner`` of one owner is cut."""
-        nbytes = size * self._line_bytes
+        nbytes = size * self.line_bytes
         owners = max(self.mesh.m, self.mesh.n)
         least = min(-(-blocks.BLOCKS // owners), 2 * nbytes // blocks.BLOCK_BYTES)
         return blocks.number_of_blocks(size, max(-(-nbytes // blocks.BLOCK_BYTES), least))
@@ -91,7 +108,7 @@ class Tiles:
         return blocks.GOOD_ROWS if self.mesh.n > 1 else max(1, self._most_rows)
 
     @cached_property
-    def _line_bytes(self) -> int:
+    def line_bytes(self) -> int:
         """The larger of a column of a tile of a, and a row of a panel of b, if they travel."""
         return max(
             min(self._most_rows, self._most_tile_rows) * self.a_itemsize if self.mesh.n > 1 else 0,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -16,33 +17,48 @@ from mpi_matmul.layout import Array, Shape, length
 from mpi_matmul.tiles import Part, Tiles
 from mpi_matmul.work import Work
 
-Turn = tuple[slice, Part]  # rows of a, and a part of the brick's inner dimension
+Turn = tuple[
+    slice, list[Part]
+]  # rows of a, and parts of the brick's inner dimension to be multiplied at once
 
 
 def tiles_of_a(work: Work, tiles: Tiles, a_shard: Array, turns: list[Turn]) -> Iterator[Array]:
-    """The tile of a of each turn, from whichever rank on this one's line along n owns it."""
+    """The tile of a of each turn, from whichever ranks on this one's line along n own it.
+
+    A tile is valid until the next one is asked for; all must be asked for, and the end.
+    """
+    if work.mesh.n == 1:
+        return (_columns(a_shard[rows], [tiles.a_part(part) for part in parts]) for rows, parts in turns)
+    blocks_of_a = [(rows, part) for rows, parts in turns for part in parts]
 
     def own(i: int) -> Array:
-        rows, part = turns[i]
+        rows, part = blocks_of_a[i]
         return a_shard[rows, tiles.a_part(part)]
 
-    shapes = [(length(rows), length(part.inner)) for rows, part in turns]
-    owners = [part.a_owner for _, part in turns]
-    return _passed_along(work, "n", own, owners, shapes, a_shard.dtype, keep=False)
+    shapes = [(length(rows), length(part.inner)) for rows, part in blocks_of_a]
+    owners = [part.a_owner for _, part in blocks_of_a]
+    arriving = _passed_along(work, "n", own, owners, shapes, a_shard.dtype)
+    beside = [[(length(rows), length(part.inner)) for part in parts] for rows, parts in turns]
+    return _together(arriving, beside, 1, a_shard.dtype, keep=False)
 
 
 def panels_of_b(work: Work, tiles: Tiles, b_shard: Array, keep: bool) -> Iterator[Array]:
-    """The rows of b of each part, from whichever rank on this one's line along m owns them.
+    """The rows of b of each group of parts, from whichever ranks on this one's line along m own them.
 
     Without ``keep`` a panel is valid until the next one is asked for.
     """
+    if work.mesh.m == 1:
+        return (_columns(b_shard.T, list(map(tiles.b_part, parts))).T for parts in tiles.groups)
+    in_order = [part for parts in tiles.groups for part in parts]
 
     def own(i: int) -> Array:
-        return b_shard[tiles.b_part(tiles.parts[i])]
+        return b_shard[tiles.b_part(in_order[i])]
 
-    shapes = [(length(part.inner), tiles.columns) for part in tiles.parts]
-    owners = [part.b_owner for part in tiles.parts]
-    return _passed_along(work, "m", own, owners, shapes, b_shard.dtype, keep)
+    shapes = [(length(part.inner), tiles.columns) for part in in_order]
+    owners = [part.b_owner for part in in_order]
+    arriving = _passed_along(work, "m", own, owners, shapes, b_shard.dtype, keep)
+    below = [[(length(part.inner), tiles.columns) for part in parts] for parts in tiles.groups]
+    return _together(arriving, below, 0, b_shard.dtype, keep)
 
 
 def sums_of_c(work: Work, tiles: Tiles, c_shard: Array) -> Iterator[tuple[slice, Array, bool]]:
@@ -80,12 +96,19 @@ def sums_of_c(work: Work, tiles: Tiles, c_shard: Array) -> Iterator[tuple[slice,
 def turns_by_rows(tiles: Tiles, here: int) -> list[Turn]:
     """For each tile of rows, in the order in which `sums_of_c` has them, all parts."""
     order = reduce_order(tiles.shares, here)
-    return list(product([tiles.shares[owner][i] for owner, i in order], tiles.parts))
+    return list(product([tiles.shares[owner][i] for owner, i in order], tiles.groups))
 
 
 def turns_by_parts(tiles: Tiles) -> list[Turn]:
-    """For each part all tiles of rows."""
-    return [(rows, part) for part in tiles.parts for rows in tiles.shares[0]]
+    """For each group of parts all tiles of rows."""
+    return [(rows, parts) for parts in tiles.groups for rows in tiles.shares[0]]
+
+
+def _columns(matrix: Array, parts: list[slice]) -> Array:
+    """Some columns of what is all here: a view, if they are neighbours."""
+    if all(left.stop == right.start for left, right in pairwise(parts)):
+        return matrix[:, parts[0].start : parts[-1].stop]
+    return np.concatenate([matrix[:, part] for part in parts], axis=1)
 
 
 def _passed_along(
@@ -95,17 +118,42 @@ def _passed_along(
     owners: list[int],
     shapes: list[Shape],
     dtype: np.dtype[Any],
-    keep: bool,
+    keep: bool = False,
 ) -> Iterator[Array]:
     here = work.mesh.coordinate(axis, work.mailbox.rank)
-    largest = max((rows * columns for rows, columns in shapes), default=0)
-    travels = work.mesh.along(axis) > 1 and any(owner != here for owner in owners)
-    memory = _memory(blocks.WINDOW + 2 if travels and not keep else 0, largest, dtype)
+    foreign = [math.prod(shape) for shape, owner in zip(shapes, owners, strict=True) if owner != here]
+    memory = _memory(0 if keep else blocks.WINDOW + 2, max(foreign, default=0), dtype)
 
     def place(i: int) -> Array:
         return np.empty(shapes[i], dtype) if keep else memory(shapes[i])
 
     return ring_broadcasts(work.along(axis), owners, own, blocks.WINDOW, place)
+
+
+def _together(
+    arriving: Iterator[Array], groups: list[list[Shape]], axis: int, dtype: np.dtype[Any], keep: bool
+) -> Iterator[Array]:
+    """The blocks of each group one below the other (axis 0) or side by side (axis 1); one alone as it is."""
+    shapes = [_joined(group, axis) for group in groups]
+    largest = max((math.prod(shapes[i]) for i, group in enumerate(groups) if len(group) > 1), default=0)
+    memory = _memory(0 if keep else 1, largest, dtype)
+    for shape, group in zip(shapes, groups, strict=True):
+        if len(group) == 1:
+            yield next(arriving)
+            continue
+        panel = np.empty(shape, dtype) if keep else memory(shape)
+        start, lines = 0, panel if axis == 0 else panel.T
+        for block in group:
+            came = next(arriving)
+            lines[start : start + block[axis]] = came if axis == 0 else came.T
+            start += block[axis]
+        yield panel
+    next(arriving, None)  # ends when the last block has been passed on
+
+
+def _joined(group: list[Shape], axis: int) -> Shape:
+    total = sum(shape[axis] for shape in group)
+    return (total, group[0][1]) if axis == 0 else (group[0][0], total)
 
 
 def _memory(number: int, size: int, dtype: np.dtype[Any]) -> Callable[[Shape], Array]:
@@ -114,7 +162,7 @@ def _memory(number: int, size: int, dtype: np.dtype[Any]) -> Callable[[Shape], A
 
     def take(shape: Shape) -> Array:
         places.rotate(-1)
-        array: Array = places[-1][: shape[0] * shape[1]].reshape(shape)
+        array: Array = places[-1][: math.prod(shape)].reshape(shape)
         return array
 
     return take

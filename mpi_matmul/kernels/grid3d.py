@@ -39,7 +39,7 @@ def grid3d(work: Work, a_shard: Array, b_shard: Array, c_shard: Array) -> None:
     coming = panels_of_b(work, tiles, b_shard, keep=True)
     b_panels: list[Array] = []
     for _, total, begun in sums_of_c(work, tiles, c_shard):
-        for number in range(len(tiles.parts)):
+        for number in range(len(tiles.groups)):
             if number == len(b_panels):
                 b_panels.append(next(coming))
             work.multiply_into(next(a_tiles), b_panels[number], total, begun or number > 0)
