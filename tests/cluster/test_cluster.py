@@ -91,6 +91,18 @@ def test_both_strategies_are_right_on_all_hosts(cluster, hosts, ranks_per_host):
     assert report["hosts"] == [name for name in cluster.names[:hosts] for _ in range(ranks_per_host)]
 
 
+def test_every_kernel_is_right_and_a_host_is_a_node(cluster):
+    kernels = ["auto", "tp_column", "tp_row", "fsdp_tp", "summa", "grid3d"]
+    arguments = [*UNEVEN, "--strategy", *kernels, "--json", "-"]
+    runs = report_of(cluster.mpirun("python", "-m", "mpi_matmul", *arguments, hosts=3, ranks_per_host=2))[
+        "runs"
+    ]
+    assert all(run["check"]["passed"] for run in runs)
+    assert [run["strategy"] for run in runs[1:]] == kernels[1:]
+    assert runs[0]["chosen_because"]
+    assert {run["strategy"]: run["mesh"] for run in runs[1:]}["fsdp_tp"] == "3x1x2"
+
+
 def test_every_rank_has_the_same_software_and_threads(cluster):
     report = report_of(cluster.mpirun("python", "-m", "mpi_matmul", *UNEVEN, "--json", "-", ranks_per_host=2))
     assert all(report["versions"][0].values())
