@@ -70,7 +70,7 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
     """As if all owners had equal parts of the largest brick.
 
     Where c stays, a piece is a part of k; where its sums travel, a tile of its rows. Where little is under
-    way at a time, nobody looks after it during a product: what is passed on leaves after the next one.
+    way at a time, nobody looks after it during a product: what is sent leaves after the next one.
     """
     tiles = Tiles(problem, mesh, (0, 0, 0))
     ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
@@ -81,7 +81,7 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
     if not tiles.c_stays:
         return Outline(messages, max(1, of_rows), parts)
     under_way = 2 * (blocks.WINDOW + 1) * tiles.line_bytes * -(-tiles.inner // parts)
-    later = max(mesh.m, mesh.n, 2) - 2 if under_way < blocks.BLOCK_BYTES else 0
+    later = max(mesh.m, mesh.n) - 1 if under_way < blocks.BLOCK_BYTES else 0
     return Outline(messages, parts, parts, later)
 
 
