@@ -290,15 +290,14 @@ def cheapest(costs: Sequence[Cost], fits: Callable[[Cost], bool] = lambda cost: 
 
 def in_order(costs: Iterable[Cost]) -> list[Cost]:
     """Those that are foretold to take fewer seconds first; of those that are as good as the fastest, those
-    with fewer bytes, then fewer copies, then the simpler kernel."""
+    with fewer bytes, then the simpler kernel."""
     order = {name: number for number, name in enumerate(KERNELS)}
     by_seconds = sorted(costs, key=lambda cost: cost.seconds)
     as_good = [cost for cost in by_seconds if cost.seconds <= AS_GOOD * by_seconds[0].seconds]
     others = by_seconds[len(as_good) :]
 
     def key(cost: Cost) -> tuple[float, ...]:
-        moved = cost.sent_bytes + cost.copied_bytes
-        return moved, cost.copied_bytes, order[cost.strategy.name], cost.seconds
+        return cost.sent_bytes + cost.copied_bytes, order[cost.strategy.name], cost.seconds
 
     return sorted(as_good, key=key) + others
 
