@@ -132,12 +132,12 @@ def _add_products(add: Callable[..., Any]) -> None:
 
 _OTHERS = ("mesh", "json", "plot", "collectives")
 _EPILOG = """\
-columns: copies: making the copies of what is replicated, out of one copy spread over the ranks; foretold:
+columns: copies: making the copies of what is replicated, out of one copy spread over the ranks; predicted:
 the product and these copies, by the numbers of --calibrate (or defaults); of limit: the time of the same
 products without messages, by the time taken; hidden: how much of the shorter of products and transfers goes
 on behind the other; numpy: the time of the products without messages, by that of numpy's product on rank 0
 with all cores; sent: of all ranks, in the product; peak, formula, baseline: memory of the rank that took
-most, foretold, and of that what it had before.
+most, predicted, and of that what it had before.
 
 Exit status: 0 measured; 1 a product is wrong, or the bytes sent are not those of the formula; 2 bad usage."""
 
@@ -250,7 +250,7 @@ def _products(options: argparse.Namespace) -> Iterator[tuple[Problem, RandomMatr
 
 
 TITLES = (
-    *("strategy", "mesh", "m x k x n", "dtype", "ranks", "min s", "median s", "copies s", "foretold"),
+    *("strategy", "mesh", "m x k x n", "dtype", "ranks", "min s", "median s", "copies s", "predicted"),
     *("GFLOP/s", "of limit", "hidden", "numpy", "sent MB", "formula", "peak MB", "formula", "baseline"),
 )
 _WIDTHS = (9, 7, 17, 10, 5, 9, 9, 9, 9, 8, 8, 6, 5, 9, 9, 8, 8, 8)

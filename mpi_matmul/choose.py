@@ -10,7 +10,7 @@ from mpi_matmul.kernels import KERNELS, Strategy, kernel_named
 from mpi_matmul.machine import Machine
 from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import Problem
-from mpi_matmul.report import Foretold, size
+from mpi_matmul.report import Prediction, size
 
 AUTO = "auto"
 NAMES = (*KERNELS, AUTO)
@@ -48,7 +48,7 @@ def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> st
         if cost.strategy.name != chosen.strategy.name
     ]
     second = cheapest(others)
-    text = f"{chosen.strategy} is foretold to take {seconds(chosen.seconds)} and to move {_moved(chosen)}"
+    text = f"{chosen.strategy} is predicted to take {seconds(chosen.seconds)} and to move {_moved(chosen)}"
     if second is None or chosen.ranks == 1:
         return text
     if second.seconds * AS_GOOD < chosen.seconds:
@@ -83,14 +83,14 @@ def fewer_ranks(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) 
         return None
     noun = "rank is" if number == 1 else "ranks are"
     return (
-        f"{number} {noun} foretold to be faster for this product: "
+        f"{number} {noun} predicted to be faster for this product: "
         f"{seconds(best)} instead of {seconds(chosen.seconds)} with {ranks.number}"
     )
 
 
-def foretold(cost: Cost) -> Foretold:
+def prediction(cost: Cost) -> Prediction:
     """What the report says beside what is measured."""
-    return Foretold(cost.multiply_seconds, cost.copy_seconds, cost.sent_bytes, cost.memory_bytes)
+    return Prediction(cost.multiply_seconds, cost.copy_seconds, cost.sent_bytes, cost.memory_bytes)
 
 
 def to_facts(strategy: Strategy) -> list[Any]:

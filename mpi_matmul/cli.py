@@ -97,7 +97,7 @@ def _complete(report: Report, chosen: list[Chosen], baselines: list[int]) -> Non
         report.runs[number] = replace(
             report.runs[number],
             baseline_memory_bytes=baselines,
-            predicted=one.foretold,
+            predicted=one.predicted,
             chosen_because=one.because,
             remark=one.remark,
         )

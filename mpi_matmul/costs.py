@@ -125,8 +125,7 @@ class Cost:
         products, piece = self._compute_seconds(), 1 / self._outline.pieces
         waiting = self._outline.messages * self.machine.latency
         if not self._gathers_b():
-            begun = products * (1 + self._outline.later * piece)
-            return max(begun, of_a + of_b + products * piece) + waiting
+            return max(products, of_a + of_b + products * piece) + waiting
         at_first = max(products * piece, of_b + of_a * piece)
         if self.mesh.k == 1:
             return at_first + max(products, of_a) * (1 - piece) + waiting
@@ -289,16 +288,15 @@ def cheapest(costs: Sequence[Cost], fits: Callable[[Cost], bool] = lambda cost: 
 
 
 def in_order(costs: Iterable[Cost]) -> list[Cost]:
-    """Those that are foretold to take fewer seconds first; of those that are as good as the fastest, those
-    with fewer bytes, then fewer copies, then the simpler kernel."""
+    """Those that are predicted to take fewer seconds first; of those that are as good as the fastest, those
+    with fewer bytes, then the simpler kernel."""
     order = {name: number for number, name in enumerate(KERNELS)}
     by_seconds = sorted(costs, key=lambda cost: cost.seconds)
     as_good = [cost for cost in by_seconds if cost.seconds <= AS_GOOD * by_seconds[0].seconds]
     others = by_seconds[len(as_good) :]
 
     def key(cost: Cost) -> tuple[float, ...]:
-        moved = cost.sent_bytes + cost.copied_bytes
-        return moved, cost.copied_bytes, order[cost.strategy.name], cost.seconds
+        return cost.sent_bytes + cost.copied_bytes, order[cost.strategy.name], cost.seconds
 
     return sorted(as_good, key=key) + others
 

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpi_matmul.check import choose_check
-from mpi_matmul.choose import AUTO, choose, fewer_ranks, foretold, reason, to_facts
+from mpi_matmul.choose import AUTO, choose, fewer_ranks, prediction, reason, to_facts
 from mpi_matmul.cores import processors
 from mpi_matmul.costs import Cost, Place, Ranks, refuse_beyond
 from mpi_matmul.kernels import Strategy
 from mpi_matmul.machine import Machine, load_machine
 from mpi_matmul.operands import Problem, random_operands
 from mpi_matmul.outputs import Outputs
-from mpi_matmul.report import Foretold
+from mpi_matmul.report import Prediction
 from mpi_matmul.sources import Source, pose_sources
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """One product to be made: how, how it is checked, what is foretold of it, and why it was chosen, if it
+    """One product to be made: how, how it is checked, what is predicted of it, and why it was chosen, if it
     was."""
 
     strategy: Strategy
     check: str
-    foretold: Foretold
+    predicted: Prediction
     because: str | None
     remark: str | None
 
@@ -73,7 +73,7 @@ def _choose(
     check = affordable_check(options, cost.strategy, problem, places)
     because = reason(cost, problem, ranks, machine) if name == AUTO else None
     remark = fewer_ranks(cost, problem, ranks, machine) if name == AUTO else None
-    return Chosen(cost.strategy, check, foretold(cost), because, remark)
+    return Chosen(cost.strategy, check, prediction(cost), because, remark)
 
 
 def affordable_check(

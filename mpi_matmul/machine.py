@@ -1,4 +1,4 @@
-"""The three numbers by which a plan foretells seconds, and the file in which a calibration leaves them."""
+"""The three numbers by which a plan predicts seconds, and the file in which a calibration leaves them."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class World:
             costs.refuse_beyond(None, case.strategy, case.problem, "none", self._places)
 
     def cost(self, case: Case) -> costs.Cost:
-        """What is foretold of a case."""
+        """What is predicted of a case."""
         hosts = len(set(self.hosts))
         machine = load_machine(hosts, len(self.processors))
         return costs.Cost(case.strategy, case.problem, machine, hosts)

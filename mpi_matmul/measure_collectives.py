@@ -83,11 +83,11 @@ def measure(world: World, library: Library, case: Case, repeat: int) -> list[Row
         call()
         wrong = f"{case}: {name} is wrong" if not arrays.are_right() else ""
         stop_if(mailbox, wrong, CHECK_FAILED)
-    sent, foretold = counting.sent_bytes, sent_bytes(case, arrays.part_bytes, mailbox.rank)
-    differ = f"{case}: rank {mailbox.rank} sent {sent} bytes, {foretold} by the formula"
-    stop_if(mailbox, differ if sent != foretold else "", CHECK_FAILED)
+    sent, predicted = counting.sent_bytes, sent_bytes(case, arrays.part_bytes, mailbox.rank)
+    differ = f"{case}: rank {mailbox.rank} sent {sent} bytes, {predicted} by the formula"
+    stop_if(mailbox, differ if sent != predicted else "", CHECK_FAILED)
     seconds = [[_seconds(mailbox, call) for call in (ours, librarys)] for _ in range(repeat)]
-    facts = gather_facts(mailbox, [sent, foretold, seconds], ROOT)
+    facts = gather_facts(mailbox, [sent, predicted, seconds], ROOT)
     return [] if facts is None else [_row(world, case, facts)]
 
 
@@ -209,8 +209,8 @@ def _seconds(mailbox: Mailbox, call: Callable[[], None]) -> float:
 
 
 def _row(world: World, case: Case, facts: Sequence[Any]) -> Row:
-    """From what every rank says: [bytes sent, bytes foretold, seconds of each turn: ours, the library's]."""
-    sent, foretold, seconds = zip(*facts, strict=True)
+    """From what every rank says: [bytes sent, bytes predicted, seconds of each turn: ours, the library's]."""
+    sent, predicted, seconds = zip(*facts, strict=True)
     slowest = np.max(seconds, axis=0)
     ours, librarys = (statistics.median(times) for times in slowest.T.tolist())
     return {
@@ -222,7 +222,7 @@ def _row(world: World, case: Case, facts: Sequence[Any]) -> Row:
         "library_seconds_median": librarys,
         "of_library": ours / librarys,
         "sent_bytes": list(sent),
-        "predicted_sent_bytes": list(foretold),
+        "predicted_sent_bytes": list(predicted),
         "repeat": len(slowest),
         "mpi_library": world.mpi_library,
         "hosts": world.hosts,

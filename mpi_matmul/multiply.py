@@ -117,7 +117,7 @@ def matmul(a: Any, b: Any, comm: Any = None, strategy: str = AUTO, root: int = 0
     changed, and the product shares no memory with them.
 
     ``strategy`` is the name of a kernel (see `mpi_matmul.kernels`), which runs on its best mesh, or "auto":
-    the kernel and mesh that are foretold to be fastest here (see `mpi_matmul.costs`). Raises, on every rank
+    the kernel and mesh that are predicted to be fastest here (see `mpi_matmul.costs`). Raises, on every rank
     alike, ValueError for shapes that do not fit, unreadable files, a strategy or root that is unknown or not
     the same on all ranks, and TypeError for dtypes that cannot be multiplied. Any other failure on any rank
     ends the MPI job with that rank's traceback; from the first call on, so does an exception that nobody

@@ -130,7 +130,7 @@ def _add_strategies(add: Callable[..., Any]) -> None:
         "--strategy",
         nargs="+",
         metavar="NAME",
-        help=f"kernels to run: {', '.join(KERNELS)}; auto is the one foretold to be fastest "
+        help=f"kernels to run: {', '.join(KERNELS)}; auto is the one predicted to be fastest "
         "(default: dp fsdp for random operands, auto for files)",
     )
     add(

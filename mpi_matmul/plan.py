@@ -121,7 +121,7 @@ columns: mesh: ranks along m x k x n; memory: of the rank that needs most, its s
 (Python and MPI take some 100 MB more); sends, messages: inside the product, by the rank that sends most;
 moved in all: by all ranks, copies of what is replicated included; touches: what a rank uses of a, b and c
 on average; of least: that, by what some rank must touch whatever the strategy; copies, product, together:
-foretold seconds; fits: whether a rank with --max-memory has room.
+predicted seconds; fits: whether a rank with --max-memory has room.
 
 Exit status: 0 planned; 2 bad usage, or nothing fits."""
 

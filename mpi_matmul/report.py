@@ -14,7 +14,7 @@ PHASES = ("distribute", "multiply", "collect", "check")
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Prediction:
     """What was predicted of a product: seconds inside it and for copies before it; bytes sent by all ranks
     inside it; and the memory that a rank needs at most besides its baseline."""
 
@@ -41,7 +41,7 @@ class Run:
     peak_memory_bytes: list[int]
     check: Check
     baseline_memory_bytes: list[int] = field(default_factory=list)
-    predicted: Foretold | None = None
+    predicted: Prediction | None = None
     chosen_because: str | None = None
     remark: str | None = None
 
@@ -134,7 +134,7 @@ def _spans(ranks: list[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(spans)}"
 
 
-_TITLES = ("strategy", "mesh", *PHASES, "foretold", "GFLOP/s", "sent in product", "peak memory of a rank")
+_TITLES = ("strategy", "mesh", *PHASES, "predicted", "GFLOP/s", "sent in product", "peak memory of a rank")
 
 
 def _row(run: Run) -> tuple[str, ...]:

@@ -69,8 +69,7 @@ def most_messages(problem: Problem, mesh: Mesh) -> int:
 def outline(problem: Problem, mesh: Mesh) -> Outline:
     """As if all owners had equal parts of the largest brick.
 
-    Where c stays, a piece is a part of k; where its sums travel, a tile of its rows. Where little is under
-    way at a time, nobody looks after it during a product: what is passed on leaves after the next one.
+    Where c stays, a piece is a group of parts of k; where its sums travel, a tile of its rows.
     """
     tiles = Tiles(problem, mesh, (0, 0, 0))
     ranges = max(1, min(mesh.m + mesh.n - math.gcd(mesh.m, mesh.n), tiles.inner))
@@ -79,11 +78,7 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
     of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
     messages = round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
     passes = min(parts, max(1, 4 * tiles.inner // (3 * blocks.LEAST_ROWS)))  # short parts are laid together
-    if not tiles.c_stays:
-        return Outline(messages, max(1, of_rows), passes)
-    under_way = 2 * (blocks.WINDOW + 1) * tiles.line_bytes * -(-tiles.inner // parts)
-    later = max(mesh.m, mesh.n, 2) - 2 if under_way < blocks.BLOCK_BYTES else 0
-    return Outline(messages, passes, passes, later)
+    return Outline(messages, passes if tiles.c_stays else max(1, of_rows), passes)
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:

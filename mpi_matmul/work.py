@@ -57,13 +57,12 @@ class Outline(NamedTuple):
     """About what a rank does, quickly known.
 
     So many messages it sends; in so many pieces it makes its products while they travel, and so often it goes
-    over its part of c in doing so; and the last rank of a line begins so many pieces later than the first.
+    over its part of c in doing so.
     """
 
     messages: int = 0
     pieces: int = 1
     passes: int = 1
-    later: int = 0
 
 
 def all_at_once(problem: Problem, mesh: Mesh) -> Outline:

@@ -27,7 +27,7 @@ from mpi_matmul.mesh import Mesh
 
 BENCH = [sys.executable, "-m", "mpi_matmul.bench"]
 SLOW_LINK = REPOSITORY / "tests" / "bench" / "slow_link.sh"
-ROOM = 64 << 20  # what Python and MPI may take beside what is foretold
+ROOM = 64 << 20  # what Python and MPI may take beside what is predicted
 
 SMALL, UNEVEN, IN_BLOCKS = (60, 40, 50), (33, 17, 29), (40, 700, 900)  # b of the last travels in two blocks
 NUMBERS = {
@@ -116,9 +116,9 @@ def test_bytes_and_memory_are_those_of_the_formulas(num_ranks):
             shards = 4 * sum(
                 math.prod(p.on(Mesh(num_ranks, 1, 1)).shard_shape(shape, rank)) for p, shape in parts
             )
-            peak, foretold = case["peak_memory_bytes"][rank], case["predicted_memory_bytes"][rank]
-            assert shards <= foretold - case["baseline_memory_bytes"][rank]
-            assert shards <= peak <= foretold + ROOM
+            peak, predicted = case["peak_memory_bytes"][rank], case["predicted_memory_bytes"][rank]
+            assert shards <= predicted - case["baseline_memory_bytes"][rank]
+            assert shards <= peak <= predicted + ROOM
 
 
 def test_several_dtypes_and_one_strategy():

@@ -118,7 +118,7 @@ def test_a_changed_operand(monkeypatch):
     assert "ours is wrong" in stopped.value.text
 
 
-def test_other_bytes_than_foretold(monkeypatch):
+def test_other_bytes_than_predicted(monkeypatch):
     monkeypatch.setattr(measure_collectives, "sent_bytes", lambda *_: 7)
     with pytest.raises(Stopped) as stopped:
         alone(REDUCE, good_library)
