@@ -52,7 +52,7 @@ def default_path() -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(folder) / "mpi_matmul" / "machine.json"
 
 
@@ -69,12 +69,12 @@ def load_machine(hosts: int, cores: int = CORES, path: str | os.PathLike[str] | 
         numbers = (machine.latency, machine.bandwidth, machine.flops)
         if not all(math.isfinite(number) and number > 0 for number in numbers) or machine.latency > 1e6:
             raise ValueError("a number is not positive")
-    except FileNotFoundError:
-        if named:
-            raise FileError(file, "no such file (bench --calibrate makes it)") from None
-        return default_machine(hosts, cores)
     except OSError as error:
-        raise FileError(file, str(error.strerror).lower()) from error
+        if not named:  # there is none, or it is somebody else's
+            return default_machine(hosts, cores)
+        missing = isinstance(error, FileNotFoundError)
+        reason = "no such file (bench --calibrate makes it)" if missing else str(error.strerror).lower()
+        raise FileError(file, reason) from None
     except (ValueError, TypeError):
         raise FileError(file, "is not a calibration (bench --calibrate makes one)") from None
     return machine

@@ -34,6 +34,7 @@ MPI_ENVIRONMENT = {
 
 # Open MPI 5.0 says this now and then on a busy machine, before it has started any rank.
 NEVER_STARTED = "listener thread failed to start"
+NOTHING_CONFIGURED = tempfile.TemporaryDirectory()
 
 
 def find_mpirun() -> str | None:
@@ -50,6 +51,9 @@ def job_environment(changes: Mapping[str, str | None] | None = None) -> dict[str
     env = {**MPI_ENVIRONMENT, **os.environ}
     # A job started from some other folder must still find the package of this checkout.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    # What is calibrated on this machine decides what "auto" takes.
+    env["XDG_CONFIG_HOME"] = NOTHING_CONFIGURED.name
+    env.pop("MPI_MATMUL_MACHINE", None)
     for name, value in (changes or {}).items():
         if value is None:
             env.pop(name, None)
