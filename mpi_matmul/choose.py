@@ -42,11 +42,7 @@ def choose(
 
 def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> str:
     """Why "auto" takes this one, in a sentence."""
-    others = [
-        cost
-        for cost in costs_of(KERNELS, problem, ranks, machine)
-        if cost.strategy.name != chosen.strategy.name
-    ]
+    others = [cost for cost in costs_of(KERNELS, problem, ranks, machine) if not _same(cost, chosen)]
     second = cheapest(others)
     text = f"{chosen.strategy} is predicted to take {seconds(chosen.seconds)} and to move {_moved(chosen)}"
     if second is None or chosen.ranks == 1:
@@ -102,6 +98,14 @@ def to_facts(strategy: Strategy) -> list[Any]:
 def from_facts(facts: list[Any]) -> Strategy:
     name, (m, k, n), ranks = facts
     return kernel_named(name).on(Mesh(m, k, n, None if ranks is None else tuple(ranks)))
+
+
+def _same(one: Cost, other: Cost) -> bool:
+    """Whether two are one and the same work under two names."""
+    mine, others = one.strategy, other.strategy
+    return mine.name == others.name or (
+        mine.mesh.shape == others.mesh.shape and mine.kernel.multiply is others.kernel.multiply
+    )
 
 
 def _moved(cost: Cost) -> str:
