@@ -6,15 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, TextIO
 
 import numpy as np
 
-from mpi_matmul import measure_collectives, plot
+from mpi_matmul import compare, measure_collectives, plot
 from mpi_matmul.calibrate import calibrate
-from mpi_matmul.choose import NAMES, choose, from_facts, to_facts
+from mpi_matmul.choose import AUTO, NAMES, choose, from_facts, to_facts
 from mpi_matmul.comm.collectives import broadcast_facts
 from mpi_matmul.comm.mailbox import Mailbox, mailbox_of
 from mpi_matmul.comm.protocol import PointToPoint
@@ -53,7 +55,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     defaults = {
         "shape": [[1024] * 3, [4096] * 3],
         "dtype": [np.dtype("float64")],
-        "strategy": list(KERNELS),
+        "strategy": [*KERNELS, AUTO] if options.compare else list(KERNELS),
         "repeat": 5,
     }
     for name in [*defaults, "json"]:
@@ -65,8 +67,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise wrong(f"--machine is where --calibrate writes; the one that is used is named in {VARIABLE}")
     if options.reports and options.plot is None:
         raise wrong("reports are given, but no --plot FILE.png to draw them in")
-    if options.collectives is not None and (options.reports or options.plot is not None):
-        raise wrong("--collectives measures, and is not drawn: give no reports and no --plot")
+    for name, given in (("collectives", options.collectives is not None), ("compare", options.compare)):
+        if given and (options.reports or options.plot is not None):
+            raise wrong(f"--{name} measures, and is not drawn: give no reports and no --plot")
     if options.reports and launched_processes() > 1:
         raise wrong("reports are drawn by one process: start it without mpirun")
     for name, default in defaults.items():
@@ -100,6 +103,11 @@ def _parser() -> Parser:
         type=at_least(1),
         metavar="BYTES",
         help="time our collectives, beside the MPI library's (default 1 KiB, 1 MiB and 64 MiB)",
+    )
+    add(
+        "--compare",
+        action="store_true",
+        help="time all strategies in turn, from one copy of the operands: how near is auto to the best?",
     )
     add("--json", metavar="FILE", help="write the cases for programs (- for stdout)")
     add("--plot", metavar="FILE.png", help="draw time as product and as transfer (needs matplotlib)")
@@ -137,7 +145,8 @@ the product and these copies, by the numbers of --calibrate (or defaults); of li
 products without messages, by the time taken; hidden: how much of the shorter of products and transfers goes
 on behind the other; numpy: the time of the products without messages, by that of numpy's product on rank 0
 with all cores; sent: of all ranks, in the product; peak, formula, baseline: memory of the rank that took
-most, predicted, and of that what it had before.
+most, predicted, and of that what it had before. Of --compare: seconds with the copies; a star marks what
+auto takes; of best: seconds by those of the fastest.
 
 Exit status: 0 measured; 1 a product is wrong, or the bytes sent are not those of the formula; 2 bad usage."""
 
@@ -165,32 +174,44 @@ def run(options: argparse.Namespace, comm: PointToPoint, rank: int, mpi_library:
         _on_root(mailbox, lambda: chosen.extend(_choose(options, world)))
         cases = list(_cases(options, broadcast_facts(mailbox, chosen, 0)))
         _on_root(mailbox, lambda: world.refuse(cases))
-        titles = _line(TITLES) if options.collectives is None else measure_collectives.title()
-        _on_root(mailbox, lambda: say("\n".join([world.title(), titles]), people))
-        for case in cases:
-            new = measure(world, case, options.repeat)
-            _on_root(mailbox, partial(_say_rows, new, people))
+        mode = _mode(options, world, comm, cases)
+        _on_root(mailbox, lambda: say("\n".join([world.title(), mode.titles]), people))
+        for new in mode.measured:
+            _on_root(mailbox, partial(_say_rows, mode, new, people))
             rows += new
-        if options.collectives is not None:
-            rows += _run_collectives(options, world, comm, people)
         _on_root(mailbox, lambda: _publish(options, rows, report))
     except Stopped as stopped:
         return end(mailbox, stopped.status, stopped.text)
     return end(mailbox, OK, "")
 
 
-def _run_collectives(
-    options: argparse.Namespace, world: World, comm: Any, people: TextIO | None
-) -> Iterator[Row]:
-    for case in measure_collectives.cases(options.collectives):
-        for row in measure_collectives.measure(world, comm.library_collective, case, options.repeat):
-            say(measure_collectives.line(row), people)
-            yield row
+@dataclass(frozen=True)
+class Mode:
+    """What is measured: the titles of its table, a line of it, and the rows, as they come."""
+
+    titles: str
+    line: Callable[[Row], str]
+    measured: Iterable[list[Row]]
 
 
-def _say_rows(rows: list[Row], stream: TextIO | None) -> None:
+def _mode(options: argparse.Namespace, world: World, comm: Any, cases: list[Case]) -> Mode:
+    if options.collectives is not None:
+        sizes = measure_collectives.cases(options.collectives)
+        library, repeat = comm.library_collective, options.repeat
+        rows = (list(measure_collectives.measure(world, library, size, repeat)) for size in sizes)
+        return Mode(measure_collectives.title(), measure_collectives.line, rows)
+    if options.compare:
+        products = (list(group) for _, group in groupby(cases, key=lambda case: case.problem))
+        of_products = (compare.compare(world, group, options.repeat) for group in products)
+        titles = _line(compare.TITLES, compare.WIDTHS)
+        return Mode(titles, lambda row: _line(compare.cells(row), compare.WIDTHS), of_products)
+    of_cases = (measure(world, case, options.repeat) for case in cases)
+    return Mode(_line(TITLES, _WIDTHS), lambda row: _line(_cells(row), _WIDTHS), of_cases)
+
+
+def _say_rows(mode: Mode, rows: list[Row], stream: TextIO | None) -> None:
     for row in rows:
-        say(_line(_cells(row)), stream)
+        say(mode.line(row), stream)
 
 
 def _door(options: argparse.Namespace) -> list[OutputFile]:
@@ -203,7 +224,7 @@ def _door(options: argparse.Namespace) -> list[OutputFile]:
 
 
 def _publish(options: argparse.Namespace, rows: list[Row], report: list[OutputFile]) -> None:
-    name = "cases" if options.collectives is None else "collectives"
+    name = "collectives" if options.collectives is not None else "compared" if options.compare else "cases"
     text = json.dumps({name: rows}, indent=2, allow_nan=False)
     if options.plot is not None:
         plot.draw(rows, options.plot)
@@ -237,9 +258,12 @@ def _choose(options: argparse.Namespace, world: World) -> Iterator[list[Any]]:
 
 
 def _cases(options: argparse.Namespace, chosen: list[Any]) -> Iterator[Case]:
+    """In a comparison what "auto" takes is there once."""
+    taken = [(number, on) for number, asked, on in chosen if asked == AUTO]
     for number, asked, on in chosen:
-        problem, a, b = options.products[number]
-        yield Case(from_facts(on), problem, a, b, asked)
+        if not options.compare or asked == AUTO or (number, on) not in taken:
+            problem, a, b = options.products[number]
+            yield Case(from_facts(on), problem, a, b, asked)
 
 
 def _products(options: argparse.Namespace) -> Iterator[tuple[Problem, RandomMatrix, RandomMatrix]]:
@@ -256,9 +280,9 @@ TITLES = (
 _WIDTHS = (9, 7, 17, 10, 5, 9, 9, 9, 9, 8, 8, 6, 5, 9, 9, 8, 8, 8)
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     """Of fixed widths: a row is printed before the next is known."""
-    return "  ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

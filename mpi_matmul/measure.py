@@ -133,13 +133,13 @@ def measure(world: World, case: Case, repeat: int) -> list[Row]:
     mailbox, rank, problem = world.mailbox, world.mailbox.rank, case.problem
     _settle(problem)
     baseline = memory.resident()
-    shards = _shards(mailbox, case)
+    shards = shards_of(mailbox, case)
     noting = NotingMailbox(mailbox)
     barrier(mailbox)
     memory.reset_peak()
     case.strategy.kernel.multiply(case.work(noting), *shards)
     peak = memory.peak()
-    wrong = _wrong_product(mailbox, case, shards[2])
+    wrong = wrong_product(mailbox, case, shards[2])
     stop_if(mailbox, f"{case}: wrong product: {wrong}" if wrong else "", CHECK_FAILED)
     sent = case.strategy.sent_bytes(problem, rank)
     differ = f"{case}: rank {rank} sent {noting.sent_bytes} bytes, {sent} by the formula"
@@ -162,7 +162,7 @@ def _settle(problem: Problem) -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _shards(mailbox: Mailbox, case: Case) -> tuple[Array, Array, Array]:
+def shards_of(mailbox: Mailbox, case: Case) -> tuple[Array, Array, Array]:
     """This rank's a, b and c (unfilled). Stopped, everywhere, if they have no room."""
     rank, strategy, complaint = mailbox.rank, case.strategy, ""
     try:
@@ -181,7 +181,7 @@ def _part(matrix: RandomMatrix, rows: slice, columns: slice) -> Array:
     return part
 
 
-def _wrong_product(mailbox: Mailbox, case: Case, c_shard: Array) -> str:
+def wrong_product(mailbox: Mailbox, case: Case, c_shard: Array) -> str:
     """How this rank's part of c differs from numpy's product of these rows of a and columns of b."""
     rows, columns = case.strategy.c.slices(case.problem.c_shape, mailbox.rank)
     whole = slice(0, case.problem.k)
@@ -204,7 +204,7 @@ def _time_in_turn(
     """Seconds on this rank of the kernel, of products alone and of transfers alone, if there are any."""
     mailbox, multiply = world.mailbox, case.strategy.kernel.multiply
     silent = SilentMailbox(noting, shards[1])
-    copies = [line for line in _copied(case, mailbox, shards) if line[0].world_size > 1]
+    copies = [line for line in copied(case, mailbox, shards) if line[0].world_size > 1]
     turns: dict[str, Callable[[], object]] = {}
     if _has_transfers(world, case):
         turns["transfer_only"] = lambda: multiply(case.work(mailbox, no_product), *shards)
@@ -215,14 +215,14 @@ def _time_in_turn(
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(repeat + 1):
         for name, turn in turns.items():
-            seconds[name].append(_together(mailbox, turn))
+            seconds[name].append(together(mailbox, turn))
         # The two that are compared change places: what goes before leaves the caches as it likes.
         first = next(name for name in turns if name in ("kernel", "compute_only"))
         turns[first] = turns.pop(first)
     return {name: times[1:] for name, times in seconds.items()}  # the first were for warming up
 
 
-def _copied(
+def copied(
     case: Case, mailbox: Mailbox, shards: tuple[Array, Array, Array]
 ) -> Iterator[tuple[Mailbox, Array]]:
     """What is replicated, and the ranks that have the same: operand by operand."""
@@ -253,7 +253,7 @@ def _has_transfers(world: World, case: Case) -> bool:
     return sum(costs.sent_bytes(case.strategy, case.problem)) > 0
 
 
-def _together(mailbox: Mailbox, turn: Callable[[], object]) -> float:
+def together(mailbox: Mailbox, turn: Callable[[], object]) -> float:
     """The seconds of ``turn()`` on this rank; all ranks begin together."""
     barrier(mailbox)
     barrier(mailbox)  # those who waited long for the first may have slept on

@@ -21,6 +21,7 @@ from launcher import (
     run_ranks,
 )
 
+from mpi_matmul.kernels import KERNELS
 from mpi_matmul.layout import COLUMNS, REPLICATED, ROWS
 from mpi_matmul.measure import SilentMailbox, hidden_share
 from mpi_matmul.mesh import Mesh
@@ -143,18 +144,20 @@ def test_one_rank_needs_no_launcher(tmp_path):
     command = [*BENCH, *shapes(SMALL), "--repeat", "1", "--json", "R.json"]
     job = run_command(command, 60, job_environment(), cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    assert [case["ranks"] for case in json.loads((tmp_path / "R.json").read_text())["cases"]] == [1, 1]
+    assert [case["ranks"] for case in json.loads((tmp_path / "R.json").read_text())["cases"]] == [1] * len(
+        KERNELS
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["R.json"]
 
 
 def test_the_table_has_a_row_a_case():
-    job = bench(2, *shapes(SMALL, UNEVEN), "--repeat", 1)
+    job = bench(2, *shapes(SMALL, UNEVEN), "--strategy", "dp", "fsdp", "--repeat", 1)
     assert job.returncode == 0, job.stderr
     title, heads, *rows = job.stdout.splitlines()
     assert "ranks: 2" in title
     assert heads.split()[0] == "strategy"
-    assert [row.split()[:4] for row in rows] == [
-        [name, "x".join(map(str, shape)), "float64", "2"]
+    assert [row.split()[:5] for row in rows] == [
+        [name, "2x1x1", "x".join(map(str, shape)), "float64", "2"]
         for shape in (SMALL, UNEVEN)
         for name in ("dp", "fsdp")
     ]
@@ -170,7 +173,7 @@ def test_rows_come_through_a_pipe_while_the_run_goes_on():
     )
     try:
         lines = [process.stdout.readline() for _ in range(3)]
-        assert lines[2].split()[:2] == ["dp", "20x20x20"]
+        assert lines[2].split()[:3] == ["dp", "2x1x1", "20x20x20"]
         assert process.poll() is None
     finally:
         end_job(process)
@@ -212,6 +215,37 @@ def test_what_a_silent_mailbox_gives_is_of_the_right_shape():
         ((1, 1), "i4"),
         ((2, 3), "f8"),
     ]
+
+
+def test_all_strategies_are_compared_in_turn(tmp_path):
+    job = bench(4, "--compare", *shapes(SMALL, UNEVEN), "--repeat", 2, "--json", tmp_path / "R.json")
+    assert job.returncode == 0, job.stderr
+    rows = json.loads((tmp_path / "R.json").read_text())["compared"]
+    for shape in (SMALL, UNEVEN):
+        mine = [row for row in rows if tuple(row["shape"]) == shape]
+        assert {row["strategy"] for row in mine} == set(KERNELS)
+        assert [row["auto"] for row in mine].count(True) == 1
+        assert min(row["of_best"] for row in mine) == 1
+        assert all(row["seconds"] > 0 < row["predicted_seconds"] for row in mine)
+        moved = {row["strategy"]: row["moved_bytes"] for row in mine}
+        assert moved["dp"] == moved["fsdp"] == 3 * shape[1] * shape[2] * 8
+    assert sum(f"{row['strategy']}*" in job.stdout for row in rows if row["auto"]) == 2
+
+
+def test_a_wrong_product_ends_the_comparison(tmp_path):
+    wrong = "original(work, a, b, c); c[-1:, -1:] *= 1.01 if mailbox.rank == 2 else 1"
+    job = bench_with(tmp_path, wrong, "--compare")
+    assert job.returncode == 1, job.stderr
+    assert "fsdp 3x1x1 (60 x 40) @ (40 x 50) float64: wrong product" in job.stderr
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_memory_of_every_kernel_is_as_predicted(name):
+    cases = measured(4, *shapes((900, 1100, 700), (2000, 300, 1500)), "--strategy", name)
+    for case in cases:
+        pairs = zip(case["peak_memory_bytes"], case["predicted_memory_bytes"], strict=True)
+        assert all(abs(peak - predicted) <= ROOM for peak, predicted in pairs)
+        assert case["sent_bytes"] == case["predicted_sent_bytes"]
 
 
 # ---- what is wrong ----
@@ -270,7 +304,7 @@ def test_a_wrong_product_ends_the_bench(tmp_path):
 
 
 def test_bytes_that_are_not_those_of_the_formula_end_the_bench(tmp_path):
-    more = "original(mailbox, a, b, c); mailbox.send(mailbox.rank, b[:1]); mailbox.recv(mailbox.rank)"
+    more = "original(work, a, b, c); mailbox.send(mailbox.rank, b[:1]); mailbox.recv(mailbox.rank)"
     job = bench_with(tmp_path, more)
     assert job.returncode == 1, job.stderr
     lines = [line for line in job.stderr.splitlines() if line.startswith("mpi_matmul:")]
@@ -280,7 +314,7 @@ def test_bytes_that_are_not_those_of_the_formula_end_the_bench(tmp_path):
 
 @pytest.mark.parametrize("strike", ["raise KeyError('struck')", "os._exit(3)"])
 def test_a_rank_that_fails_ends_the_job(tmp_path, strike):
-    job = bench_with(tmp_path, f"if mailbox.rank == 1: {strike}\n    original(mailbox, a, b, c)")
+    job = bench_with(tmp_path, f"if mailbox.rank == 1: {strike}\n    original(work, a, b, c)")
     assert job.returncode != 0
     assert job.stderr.count("Traceback") == ("raise" in strike)
 

@@ -33,7 +33,7 @@ LAYERS = [
     {"multiply", "outputs", "deliver"},
     {"ending", "door"},
     {"cli", "measure", "plot", "calibrate"},
-    {"measure_collectives"},
+    {"measure_collectives", "compare"},
     {"bench", "plan"},
     {"__init__", "__main__", "comm.__init__"},
 ]
