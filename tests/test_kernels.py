@@ -16,6 +16,12 @@ from mpi_matmul.operands import pose
 pytestmark = pytest.mark.parametrize("strategy", KERNELS)
 
 
+@pytest.fixture(params=worlds.WITH_RENDEZVOUS)
+def world(request):
+    """Each world in turn."""
+    return worlds.world_of(request)
+
+
 def counting_up(*shape, dtype=float):
     return (np.arange(np.prod(shape, dtype=int)) % 11 - 3).reshape(shape).astype(dtype)
 

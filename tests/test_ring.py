@@ -23,6 +23,12 @@ WINDOWS = (1, 2, 3, 7)
 NUMBERS = range(6)
 
 
+@pytest.fixture(params=worlds.WITH_RENDEZVOUS)
+def world(request):
+    """Each world in turn."""
+    return worlds.world_of(request)
+
+
 def shape_of(i, owner):
     """Another one for each block; some are empty."""
     return (i + owner) % 3, 1 + owner % 4 + i

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from mpi_matmul.cores import USER_SETTINGS, blas_threads, processors, threads_pe
 from mpi_matmul.launch import on_threads
 from mpi_matmul.operands import Problem
 from mpi_matmul.progress import Progress
-from mpi_matmul.report import Report, Run, operations, to_json, to_table
+from mpi_matmul.report import Prediction, Report, Run, operations, to_json, to_table
 from mpi_matmul.verify import Check
 
 
@@ -186,7 +187,7 @@ def example(check):
     facts = [[seconds, 1, 100, 5_000_000], [slower, 2, 200, 7_000_000]]
     versions = [{"python": "3.13.5", "numpy": number, "mpi4py": None} for number in ("2.4.0", "2.5.0")]
     report = Report(2, "mpi", "Some MPI 1.0", ["h1", "h2"], versions, [4, 4], [4, 3, 2], "float64")
-    report.runs.append(Run.of("fsdp", PROBLEM, facts, check))
+    report.runs.append(Run.of("fsdp", "2x1x1", PROBLEM, facts, check))
     return report
 
 
@@ -210,6 +211,19 @@ def test_the_table_says_what_people_want_to_know():
     assert "WRONG" in to_table(example(Check("exact", False, 2.0, 1.0, "c[0, 1] is 3")))
     assert "c[0, 1] is 3" in to_table(example(Check("exact", False, 2.0, 1.0, "c[0, 1] is 3")))
     assert "not checked" in to_table(example(Check("none", True, 0.0, 0.0)))
+
+
+def test_the_table_says_what_was_predicted_and_why():
+    report = example(Check("exact", True, 0.5, 1.0))
+    predicted = Prediction(multiply_seconds=1.25, copy_seconds=0, sent_bytes=300, memory_bytes=9)
+    report.runs[0] = replace(
+        report.runs[0], predicted=predicted, chosen_because="it is good", remark="1 rank is enough"
+    )
+    lines = to_table(report).splitlines()
+    assert "1.2500 s" in lines[3]
+    assert lines[3].split()[:2] == ["fsdp", "2x1x1"]
+    assert lines[4:6] == ["auto: it is good", "1 rank is enough"]
+    assert json.loads(to_json(report))["runs"][0]["predicted"]["sent_bytes"] == 300
 
 
 def test_json_has_no_numbers_that_json_does_not_have():

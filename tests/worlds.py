@@ -175,17 +175,23 @@ def mpi(comm: Any) -> World:
     return World("mpi", comm.Get_size(), run)
 
 
-@pytest.fixture(
-    params=[
-        *(pytest.param((threads, number), id=f"threads-{number}") for number in (1, 2, 3, 4, 8)),
-        *(pytest.param((bare, number), id=f"bare-{number}") for number in (3, 5)),
-        pytest.param((rendezvous, 4), id="rendezvous-4"),
-        pytest.param("mpi", id="mpi", marks=pytest.mark.mpi),
-        pytest.param("mpi in small pieces", id="mpi-in-small-pieces", marks=pytest.mark.mpi),
-    ]
-)
+WORLDS = [
+    *(pytest.param((threads, number), id=f"threads-{number}") for number in (1, 2, 3, 4, 8)),
+    *(pytest.param((bare, number), id=f"bare-{number}") for number in (3, 5)),
+    pytest.param("mpi", id="mpi", marks=pytest.mark.mpi),
+    pytest.param("mpi in small pieces", id="mpi-in-small-pieces", marks=pytest.mark.mpi),
+]
+# For what does not use the bare ``recv``.
+WITH_RENDEZVOUS = [*WORLDS, pytest.param((rendezvous, 4), id="rendezvous-4")]
+
+
+@pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest) -> World:
     """Each world in turn."""
+    return world_of(request)
+
+
+def world_of(request: pytest.FixtureRequest) -> World:
     if isinstance(request.param, str):
         if request.param == "mpi in small pieces":
             cut_small(request.getfixturevalue("monkeypatch"))
