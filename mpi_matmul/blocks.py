@@ -141,7 +141,7 @@ def at_once(m: int, cut: Cut) -> int:
     """The blocks of about so many owners are multiplied together."""
     wanted = GOOD_COLUMNS if cut.n < m else min(cut.n, LEAST_COLUMNS)
     width = max(1, -(-cut.n // cut.world_size))
-    return -(-wanted // width) if cut.tiles == 1 else 1
+    return max(1, -(-wanted // width)) if cut.tiles == 1 else 1
 
 
 def together(m: int, cut: Cut, rank: int) -> list[list[int]]:

@@ -81,7 +81,7 @@ def measured(mailbox: Mailbox) -> Machine:
     ring = GroupMailbox(mailbox, hosts_in_turn(host_of))
     latency = seconds_of_one(mailbox, lambda number: exchange(ring, SMALL_BYTES, number))
     a_block = seconds_of_one(mailbox, lambda number: exchange(ring, BLOCK_BYTES, number))
-    return Machine(latency, BLOCK_BYTES * mailbox.world_size / hosts / a_block, flops, ranks)
+    return Machine(latency, BLOCK_BYTES * mailbox.world_size / hosts / a_block, flops, ranks, hosts)
 
 
 def hosts_in_turn(host_of: Sequence[str]) -> list[int]:

@@ -43,13 +43,16 @@ def choose(
 def reason(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> str:
     """Why "auto" takes this one, in a sentence."""
     others = [cost for cost in costs_of(KERNELS, problem, ranks, machine) if not _same(cost, chosen)]
-    second = cheapest(others)
+    second = min(others, key=lambda cost: cost.seconds, default=None)
     text = f"{chosen.strategy} is predicted to take {seconds(chosen.seconds)} and to move {_moved(chosen)}"
     if second is None or chosen.ranks == 1:
         return text
     if second.seconds * AS_GOOD < chosen.seconds:
         needs = size(second.memory_bytes)
         return f"{text}; {second.strategy} would take {seconds(second.seconds)}, but needs {needs} a rank"
+    if second.seconds < chosen.seconds:
+        within = f"within {AS_GOOD - 1:.0%} of the fastest"
+        return f"{text}, {within} ({second.strategy}: {seconds(second.seconds)} and {_moved(second)})"
     return f"{text}, the next best ({second.strategy}) {seconds(second.seconds)} and {_moved(second)}"
 
 
@@ -69,7 +72,7 @@ def fewer_ranks(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) 
     on_one_host = -(-ranks.number // ranks.hosts)
     tried = ranks.number // 2
     while tried >= 1:
-        fewer = Ranks(tried, max(1, min(ranks.hosts, tried // on_one_host)))
+        fewer = Ranks(tried, max(1, min(ranks.hosts, tried // on_one_host)), placed=ranks.placed)
         costs = costs_of([AUTO], problem, fewer, machine)
         taken = min((cost.seconds for cost in costs), default=float("inf"))
         if taken < best:

@@ -22,9 +22,10 @@ sqrt(S)) + S (COSMA; up to constants Irony, Toledo, Tiskin, J. Parallel Distrib.
 
 **Seconds.** Products take the operations of the largest brick at the speed of a rank, more if k is cut into
 shorter parts than BLAS itself would take, as each part reads and writes c. Messages take their bytes at the
-speed of the hosts, and their number at the latency of one. Both go on at the same time, but copies come
-before, and after all has come, what came last is multiplied. Where sums of c travel, they do so between the
-first piece of the products and the last one, and all of b comes during the first.
+speed of the hosts (those between hosts at that of the network, where it is known which ranks are on which),
+and their number at the latency of one. Both go on at the same time, but copies come before, and after all has
+come, what came last is multiplied. Where sums of c travel, they do so between the first piece of the products
+and the last one, and all of b comes during the first.
 """
 
 from __future__ import annotations
@@ -33,23 +34,24 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
 from mpi_matmul.kernels import KERNELS, Strategy
 from mpi_matmul.kernels.fsdp_tp import mesh_of_nodes
-from mpi_matmul.machine import Machine
-from mpi_matmul.mesh import Mesh
+from mpi_matmul.machine import INSIDE_A_HOST, Machine
+from mpi_matmul.mesh import AXES, Mesh
 from mpi_matmul.operands import Problem, operations
 from mpi_matmul.report import size
 from mpi_matmul.tiles import traits_of
-from mpi_matmul.work import Outline
+from mpi_matmul.work import Formula, Formulas, Outline
 
 TEMPORARY_BYTES = 32 << 20
 # To read and write an item of c takes as long as so many multiplications (measured: 5 to 22, with OpenBLAS on
 # cores of 80 GFLOP/s). BLAS does so itself once for about GOOD_ROWS of b.
 PASS, GOOD_ROWS = 16, 256
+LOOKED_AT = 1000  # so many ranks one by one
 AS_GOOD = 1.05  # seconds that differ by less than the model can know are equal
 
 
@@ -61,6 +63,7 @@ class Cost:
     problem: Problem
     machine: Machine
     hosts: int = 1
+    placed: bool = True  # hosts are filled up in rank order; else nobody knows who is near to whom
 
     @property
     def mesh(self) -> Mesh:
@@ -73,12 +76,12 @@ class Cost:
     @cached_property
     def sent_bytes(self) -> int:
         """Inside the product, all ranks together."""
-        return sum(moved for moved, copied in self._moves if not copied)
+        return sum(moved for moved, copied, _ in self._moves if not copied)
 
     @cached_property
     def copied_bytes(self) -> int:
         """Before it, to make the copies of what is replicated out of one copy spread over the ranks."""
-        return sum(moved for moved, copied in self._moves if copied)
+        return sum(moved for moved, copied, _ in self._moves if copied)
 
     @cached_property
     def memory_bytes(self) -> int:
@@ -96,12 +99,14 @@ class Cost:
     @cached_property
     def most_sent_bytes(self) -> int:
         """Inside the product, by the rank that sends most."""
-        return self.strategy.kernel.costs.most_bytes(self.problem, self.mesh)
+        of_mesh, of_rank = self._formulas.most_bytes, self._formulas.sent_bytes
+        return of_mesh(self.problem, self.mesh) if of_mesh else self._most(of_rank)
 
     @cached_property
     def sent_messages(self) -> int:
         """Inside the product, by the rank that sends most."""
-        return self.strategy.kernel.costs.most_messages(self.problem, self.mesh)
+        of_mesh, of_rank = self._formulas.most_messages, self._formulas.sent_messages
+        return of_mesh(self.problem, self.mesh) if of_mesh else self._most(of_rank)
 
     @cached_property
     def touched_items(self) -> float:
@@ -116,15 +121,17 @@ class Cost:
 
     @property
     def copy_seconds(self) -> float:
-        return self.copied_bytes / self._bandwidth
+        return sum(self._seconds_of(moved, axis) for moved, copied, axis in self._moves if copied)
 
     @cached_property
     def multiply_seconds(self) -> float:
         """Inside the product."""
-        of_a, of_b, of_c = (0 if copied else moved / self._bandwidth for moved, copied in self._moves)
+        of_a, of_b, of_c = (
+            0 if copied else self._seconds_of(moved, axis) for moved, copied, axis in self._moves
+        )
         products, piece = self._compute_seconds(), 1 / self._outline.pieces
         waiting = self._outline.messages * self.machine.latency
-        if not self._gathers_b():
+        if not self._outline.gathers_b:
             return max(products, of_a + of_b + products * piece) + waiting
         at_first = max(products * piece, of_b + of_a * piece)
         if self.mesh.k == 1:
@@ -134,23 +141,49 @@ class Cost:
 
     @cached_property
     def _outline(self) -> Outline:
-        return self.strategy.kernel.costs.outline(self.problem, self.mesh)
+        if self._formulas.outline is not None:
+            return self._formulas.outline(self.problem, self.mesh)
+        return Outline(self.strategy.sent_messages(self.problem, self.mesh.rank_at((0, 0, 0))))
 
     @property
-    def _bandwidth(self) -> float:
-        return self.machine.bandwidth * self.hosts
+    def _formulas(self) -> Formulas:
+        return self.strategy.kernel.costs
+
+    def _most(self, formula: Formula) -> int:
+        """By the rank that sends most; of a large mesh, of those at its edges."""
+        ranks: Iterable[int] = range(self.ranks)
+        if self.ranks > LOOKED_AT:
+            places = [sorted({0, max(size - 2, 0), size - 1}) for size in self.mesh.shape]
+            ranks = (self.mesh.rank_at((i, j, k)) for i, j, k in product(*places))
+        return max(formula(self.problem, self.mesh, rank) for rank in ranks)
+
+    def _seconds_of(self, moved: int, axis: str) -> float:
+        """For bytes that go round the lines along ``axis``, all at once: between hosts, or inside them."""
+        if self.hosts == 1:
+            return moved / self.machine.bandwidth
+        between = moved * self._crossing(axis)
+        return max(between / self.machine.bandwidth, (moved - between) / INSIDE_A_HOST[1]) / self.hosts
+
+    def _crossing(self, axis: str) -> float:
+        """The share of the hops round a line along ``axis`` that go to another host."""
+        if not self.placed:
+            return 1.0
+        along, on_a_host = self.mesh.along(axis), self.ranks / self.hosts
+        hop = math.prod(self.mesh.shape[AXES.index(axis) + 1 :])
+        forward, back = min(1, hop / on_a_host), min(1, (along - 1) * hop / on_a_host)
+        return ((along - 1) * forward + back) / along
 
     @cached_property
-    def _moves(self) -> list[tuple[int, bool]]:
-        """For a, b and c: bytes that move, and whether as copies before the product."""
+    def _moves(self) -> list[tuple[int, bool, str]]:
+        """For a, b and c: bytes that move, whether as copies before the product, and along which axis."""
         (m, k, n), mesh, kernel = self.problem.sizes, self.mesh, self.strategy.kernel
         of_a, of_b, of_c, _ = self._traits
         a_copied = "n" not in kernel.a.rows + kernel.a.columns
         b_copied = "m" not in kernel.b.rows + kernel.b.columns
         return [
-            ((mesh.n - 1) * m * k * of_a, a_copied),
-            ((mesh.m - 1) * k * n * of_b, b_copied),
-            ((mesh.k - 1) * m * n * of_c, False),
+            ((mesh.n - 1) * m * k * of_a, a_copied, "n"),
+            ((mesh.m - 1) * k * n * of_b, b_copied, "m"),
+            ((mesh.k - 1) * m * n * of_c, False, "k"),
         ]
 
     @property
@@ -163,12 +196,6 @@ class Cost:
         as_if = inner + PASS * max(self._outline.passes - inner / GOOD_ROWS, 0)  # long ones BLAS cuts itself
         of_rank = self.machine.flops * self.hosts / self.ranks
         return _float64_operations(self.problem.dtype) * rows * as_if * columns / of_rank
-
-    def _gathers_b(self) -> bool:
-        """Whether all of b comes while the first tile of c is made, and sums of c may travel."""
-        return self.strategy.name in ("tp_row", "summa", "grid3d") and not (
-            self.mesh.k == 1 and self._traits[3]
-        )
 
     def _memory_at(self, *place: int) -> int:
         i, l, j = place  # noqa: E741
@@ -225,6 +252,7 @@ class Ranks:
     number: int
     hosts: int = 1
     node_of: tuple[str, ...] = ()
+    placed: bool = True
 
     @property
     def of_a_node(self) -> int:
@@ -235,7 +263,9 @@ class Ranks:
 
     @classmethod
     def on(cls, node_of: Sequence[str]) -> Ranks:
-        return cls(len(node_of), len(set(node_of)), tuple(node_of))
+        changes = sum(one != other for one, other in pairwise(node_of))
+        hosts = len(set(node_of))
+        return cls(len(node_of), hosts, tuple(node_of), placed=changes == hosts - 1)
 
 
 def strategies(name: str, ranks: Ranks, mesh: Sequence[int] = ()) -> list[Strategy]:
@@ -273,7 +303,7 @@ def costs_of(
 ) -> list[Cost]:
     """The costs of all strategies of these names."""
     return [
-        Cost(strategy, problem, machine, ranks.hosts)
+        Cost(strategy, problem, machine, ranks.hosts, ranks.placed)
         for name in names
         for strategy in strategies(name, ranks, mesh)
     ]

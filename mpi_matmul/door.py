@@ -70,7 +70,10 @@ def _choose(
         return True
 
     cost = choose(name, problem, ranks, machine, options.mesh or (), fits)
-    check = affordable_check(options, cost.strategy, problem, places)
+    try:
+        check = affordable_check(options, cost.strategy, problem, places)
+    except ValueError as error:
+        raise ValueError(f"no strategy fits: {error}" if name == AUTO else str(error)) from None
     because = reason(cost, problem, ranks, machine) if name == AUTO else None
     remark = fewer_ranks(cost, problem, ranks, machine) if name == AUTO else None
     return Chosen(cost.strategy, check, prediction(cost), because, remark)

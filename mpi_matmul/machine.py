@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mpi_matmul.storage import FileError, OutputFile
@@ -18,14 +18,15 @@ class Machine:
     """What one host does, all of its ranks together.
 
     ``latency`` seconds that a message costs a rank, ``bandwidth`` bytes a second that the ranks of a host
-    send, ``flops`` float64 operations a second of their products; ``measured`` with ``ranks`` ranks on one
-    host.
+    send, ``flops`` float64 operations a second of their products. ``measured`` with ``ranks`` ranks on each
+    of ``hosts``: one host knows nothing of the network.
     """
 
     latency: float
     bandwidth: float
     flops: float
     ranks: int = 0
+    hosts: int = 1
     measured: bool = False
 
     def __str__(self) -> str:
@@ -59,6 +60,8 @@ def default_path() -> Path:
 def load_machine(hosts: int, cores: int = CORES, path: str | os.PathLike[str] | None = None) -> Machine:
     """The calibrated machine of ``path`` (default: `default_path`), or `default_machine` if there is none.
 
+    For several hosts, what was calibrated on one has the default network.
+
     FileError when the file cannot be read, is not a calibration, or was named and is not there.
     """
     named = path is not None or bool(os.environ.get(VARIABLE))
@@ -77,6 +80,9 @@ def load_machine(hosts: int, cores: int = CORES, path: str | os.PathLike[str] | 
         raise FileError(file, reason) from None
     except (ValueError, TypeError):
         raise FileError(file, "is not a calibration (bench --calibrate makes one)") from None
+    if hosts > 1 and machine.hosts == 1:
+        latency, bandwidth = BETWEEN_HOSTS
+        return replace(machine, latency=latency, bandwidth=bandwidth)
     return machine
 
 

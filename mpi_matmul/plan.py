@@ -87,7 +87,8 @@ def _ranks_and_machine(options: argparse.Namespace) -> tuple[Ranks, Machine]:
     try:
         on_a_host = max(CORES, load_machine(1, path=options.machine).ranks)
         hosts = options.hosts or -(-options.ranks // on_a_host)
-        return Ranks(options.ranks, hosts), load_machine(hosts, path=options.machine)
+        ranks = Ranks(options.ranks, hosts, placed=options.hosts is not None)
+        return ranks, load_machine(hosts, path=options.machine)
     except FileError as error:
         raise Said(f"mpi_matmul: {error}", BAD_INPUT) from None
 
@@ -104,7 +105,12 @@ def _parser() -> Parser:
     add, number = parser.add_argument, at_least(1, MOST_RANKS)
     add("--shape", nargs=3, type=at_least(0, MOST), metavar=("M", "K", "N"), required=True, help=_SHAPE_HELP)
     add("--ranks", type=number, metavar="P", required=True, help="how many ranks there are")
-    add("--hosts", type=number, metavar="H", help=f"on so many hosts (default: {CORES} ranks a host)")
+    add(
+        "--hosts",
+        type=number,
+        metavar="H",
+        help=f"on so many hosts, filled up one by one (default: {CORES} ranks a host, anywhere)",
+    )
     add("--dtype", type=dtype_named, metavar="D", default=np.dtype("float64"), help="numpy dtype (float64)")
     add("--max-memory", type=byte_size, metavar="SIZE", help="that a rank has, such as 8GB")
     add("--machine", metavar="FILE", help="made by bench --calibrate (default: yours, if there is one)")
@@ -193,11 +199,18 @@ def to_table(plan: Plan, every_mesh: bool) -> str:
     return "\n".join([*_heading(plan), *lines, *plan.remarks])
 
 
+def _network(plan: Plan) -> str:
+    alone = plan.machine.hosts == 1 < plan.ranks.hosts
+    return " on one host: of the network a default" if alone else ""
+
+
 def _heading(plan: Plan) -> list[str]:
     m, k, n = plan.problem.sizes
     ranks, hosts = plan.ranks.number, plan.ranks.hosts
     source = (
-        f"calibrated, {plan.file}" if plan.file else "defaults, not measured: bench --calibrate does that"
+        f"calibrated, {plan.file}{_network(plan)}"
+        if plan.file
+        else "defaults, not measured: bench --calibrate does that"
     )
     least = math.ceil(plan.least_items)
     items = f"{_number(least, 'item')} of a, b and c"

@@ -78,7 +78,8 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
     of_a, of_b, of_c = (1 - 1 / along for along in (mesh.n, mesh.m, mesh.k))
     messages = round(of_rows * parts * of_a + parts * of_b + of_rows * of_c)
     passes = min(parts, max(1, 4 * tiles.inner // (3 * blocks.LEAST_ROWS)))  # short parts are laid together
-    return Outline(messages, passes if tiles.c_stays else max(1, of_rows), passes)
+    pieces = passes if tiles.c_stays else max(1, of_rows)
+    return Outline(messages, pieces, passes, gathers_b=not tiles.c_stays)
 
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:

@@ -48,38 +48,31 @@ def nothing(problem: Problem, mesh: Mesh, rank: int) -> int:
     return 0
 
 
-def nothing_at_all(problem: Problem, mesh: Mesh) -> int:
-    """The same of a whole mesh."""
-    return 0
-
-
 class Outline(NamedTuple):
     """About what a rank does, quickly known.
 
     So many messages it sends; in so many pieces it makes its products while they travel, and so often it goes
-    over its part of c in doing so.
+    over its part of c in doing so. ``gathers_b``: all of b comes while the first piece is made, and sums of c
+    travel.
     """
 
     messages: int = 0
     pieces: int = 1
     passes: int = 1
-
-
-def all_at_once(problem: Problem, mesh: Mesh) -> Outline:
-    """Of what sends nothing."""
-    return Outline()
+    gathers_b: bool = False
 
 
 @dataclass(frozen=True)
 class Formulas:
     """What one rank of a mesh sends inside the product, and the most memory that it needs besides its shards.
 
-    Then what the rank sends that sends most, and what a rank does in outline.
+    Where these take long to find for each rank of a large mesh, also what the rank sends that sends most, and
+    what a rank does in outline.
     """
 
     sent_bytes: Formula = nothing
     sent_messages: Formula = nothing
     extra_bytes: Formula = nothing
-    most_bytes: OfMesh = nothing_at_all
-    most_messages: OfMesh = nothing_at_all
-    outline: Callable[[Problem, Mesh], Outline] = all_at_once
+    most_bytes: OfMesh | None = None
+    most_messages: OfMesh | None = None
+    outline: Callable[[Problem, Mesh], Outline] | None = None

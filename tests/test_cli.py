@@ -495,7 +495,7 @@ def test_a_wrong_product_is_status_1_and_is_not_written(tmp_path, operands, chec
     script = tmp_path / "failing.py"
     script.write_text(
         script.read_text().replace(
-            "    strike(mailbox)\n", "    failing.c_shard = c_shard\n    strike(mailbox)\n"
+            "    strike(work.mailbox)\n", "    failing.c_shard = c_shard\n    strike(work.mailbox)\n"
         )
     )
     job = run_ranks(
