@@ -134,22 +134,19 @@ def _spans(ranks: list[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(spans)}"
 
 
-_TITLES = ("strategy", "mesh", *PHASES, "predicted", "GFLOP/s", "sent in product", "peak memory of a rank")
+_TITLES = (
+    *("strategy", "mesh", "distribute", "multiply", "predicted", "collect", "check"),
+    *("GFLOP/s", "sent in product", "peak memory of a rank"),
+)
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    phases = (f"{run.seconds[phase]:.4f} s" for phase in PHASES)
-    memory = f"{size(min(run.peak_memory_bytes))} to {size(max(run.peak_memory_bytes))}"
+    phases = [f"{run.seconds[phase]:.4f} s" for phase in PHASES]
     predicted = "-" if run.predicted is None else f"{run.predicted.multiply_seconds:.4f} s"
-    return (
-        run.strategy,
-        run.mesh,
-        *phases,
-        predicted,
-        f"{run.gflops:.1f}",
-        size(sum(run.kernel_sent_bytes)),
-        memory,
-    )
+    phases.insert(PHASES.index("multiply") + 1, predicted)
+    memory = f"{size(min(run.peak_memory_bytes))} to {size(max(run.peak_memory_bytes))}"
+    sent = size(sum(run.kernel_sent_bytes))
+    return (run.strategy, run.mesh, *phases, f"{run.gflops:.1f}", sent, memory)
 
 
 def _remarks(run: Run) -> list[str]:

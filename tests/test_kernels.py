@@ -11,6 +11,7 @@ import worlds
 
 from mpi_matmul import blocks, tile_costs
 from mpi_matmul.kernels import KERNELS
+from mpi_matmul.mesh import Mesh
 from mpi_matmul.operands import pose
 
 pytestmark = pytest.mark.parametrize("strategy", KERNELS)
@@ -138,21 +139,39 @@ def test_float32_with_a_long_k_is_accepted(world, strategy, check):
         assert c.dtype == np.float32
 
 
-TRAVELS = {  # what of m x k, k x n and m x n each kernel sends to how many others, on a mesh pm x pk x pn
-    "dp": lambda pm, pk, pn: (0, 0, 0),
-    "fsdp": lambda pm, pk, pn: (0, pm - 1, 0),
-    "tp_column": lambda pm, pk, pn: (0, 0, 0),
-    "tp_row": lambda pm, pk, pn: (0, 0, pk - 1),
-    "fsdp_tp": lambda pm, pk, pn: (0, pm - 1, 0),
-    "summa": lambda pm, pk, pn: (pn - 1, pm - 1, pk - 1),
-    "grid3d": lambda pm, pk, pn: (pn - 1, pm - 1, pk - 1),
-}
+def travels(on):
+    """How often a, b and c are sent inside the product: what is split over an axis along which it is needed
+    whole.
+
+    A sum of c is made of what all ranks along k have.
+    """
+    pm, pk, pn = on.mesh.shape
+    a, b = on.kernel.a.rows + on.kernel.a.columns, on.kernel.b.rows + on.kernel.b.columns
+    return (pn - 1) * ("n" in a), (pm - 1) * ("m" in b), pk - 1
 
 
 def items_sent(on, m, k, n):
     """By all ranks together."""
-    times = TRAVELS[on.name](*on.mesh.shape)
-    return times[0] * m * k + times[1] * k * n + times[2] * m * n
+    of_a, of_b, of_c = travels(on)
+    return of_a * m * k + of_b * k * n + of_c * m * n
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mesh", "expected"),
+    [
+        ("dp", (4, 1, 1), (0, 0, 0)),
+        ("fsdp", (4, 1, 1), (0, 3, 0)),
+        ("tp_column", (1, 1, 4), (0, 0, 0)),
+        ("tp_row", (1, 4, 1), (0, 0, 3)),
+        ("fsdp_tp", (2, 1, 2), (0, 1, 0)),
+        ("summa", (2, 1, 3), (2, 1, 0)),
+        ("summa", (1, 2, 3), (2, 0, 1)),
+        ("grid3d", (2, 3, 4), (3, 1, 2)),
+    ],
+)
+def test_what_travels(strategy, kernel, mesh, expected):
+    if strategy == kernel:
+        assert travels(KERNELS[kernel].on(Mesh(*mesh))) == expected
 
 
 def check_traffic(on, run, problem):
@@ -178,7 +197,7 @@ def test_float16_travels_as_what_it_is_added_up_in(world, strategy):
     a, b = counting_up(9, 8, dtype="f2"), counting_up(8, 7, dtype="f2")
     for mesh in KERNELS[strategy].meshes(world.num_devices):
         on = KERNELS[strategy].on(mesh)
-        of_c = TRAVELS[strategy](*mesh.shape)[2] * 9 * 7
+        of_c = travels(on)[2] * 9 * 7
         for c, run in world.product(on, a, b):
             assert_same(c, a @ b)
             check_traffic(on, run, pose(a, b))

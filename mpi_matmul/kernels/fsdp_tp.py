@@ -8,8 +8,8 @@
 
 h nodes of t ranks each. Inside a node the columns of b are split over its ranks, which all have the node's
 rows of a, as in tp_column. Each of these parts is sharded over the nodes and gathered along them, as in fsdp:
-a rank's ring are the ranks with its place in the other nodes. Nothing is sent inside a node, and between
-nodes 1/t of what fsdp would send from a rank. Messages per rank: (h - 1) a block. Bytes: all ranks together
+a rank's ring are the ranks with its place in the other nodes. Nothing is sent inside a node, and on
+one node it is tp_column. Messages per rank: (h - 1) a block. Bytes: all ranks together
 (h - 1) * k * n * itemsize. Memory per rank: A/h + B/p + C/p + a few blocks (see `mpi_matmul.blocks`).
 
 So the function is that of fsdp, whose ring is the line along m of the mesh. Sources: Narayanan et al.,

@@ -10,9 +10,9 @@ The block of a (m/q, k/r) of a brick is shared by the s ranks along n: its tiles
 That of b (k/r, n/s) is shared by the q ranks along m: it is gathered once, and stays. The block of c (m/q,
 n/s) is the sum of what the r ranks along k make: its tiles go round that line, each rank adds its product in
 place, and each ends on its owner. Bytes: all ranks together (s - 1) * m * k + (q - 1) * k * n + (r - 1) * m *
-n times itemsize, least where the bricks are as near to cubes as p allows. Messages: one a tile (see
-`mpi_matmul.tiles`). Memory per rank: A/p + B/p + C/p + (k/r, n/s) of b + a few tiles: up to p^(1/3) times
-B/p, which buys fewer bytes.
+n times itemsize, least where the bricks are as near to cubes as p allows. float16 sums travel as float32.
+Messages: one a tile (see `mpi_matmul.tiles`). Memory per rank: A/p + B/p + C/p + (k/r, n/s) of b + a few
+tiles: up to p^(1/3) times B/p, which buys fewer bytes.
 
 Every other kernel is a special case: p x 1 x 1 is fsdp, 1 x p x 1 is tp_row, 1 x 1 x p is tp_column with an a
 that is sharded too, r x 1 x s is SUMMA.
