@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mpi_matmul.storage import FileError, OutputFile
 
@@ -67,22 +67,30 @@ def load_machine(hosts: int, cores: int = CORES, path: str | os.PathLike[str] | 
     named = path is not None or bool(os.environ.get(VARIABLE))
     file = Path(path) if path is not None else default_path()
     try:
-        facts = json.loads(file.read_text())
-        machine = Machine(**facts, measured=True)
-        numbers = (machine.latency, machine.bandwidth, machine.flops)
-        if not all(math.isfinite(number) and number > 0 for number in numbers) or machine.latency > 1e6:
-            raise ValueError("a number is not positive")
+        machine = _machine_of(json.loads(file.read_text()))
     except OSError as error:
         if not named:  # there is none, or it is somebody else's
             return default_machine(hosts, cores)
         missing = isinstance(error, FileNotFoundError)
         reason = "no such file (bench --calibrate makes it)" if missing else str(error.strerror).lower()
         raise FileError(file, reason) from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise FileError(file, "is not a calibration (bench --calibrate makes one)") from None
     if hosts > 1 and machine.hosts == 1:
         latency, bandwidth = BETWEEN_HOSTS
         return replace(machine, latency=latency, bandwidth=bandwidth)
+    return machine
+
+
+def _machine_of(facts: Any) -> Machine:
+    """ValueError or TypeError when these are not those of a machine."""
+    machine = Machine(**facts, measured=True)
+    numbers = ((machine.latency, 1e-12, 1e6), (machine.bandwidth, 1.0, 1e18), (machine.flops, 1.0, 1e24))
+    counts = (machine.ranks, machine.hosts)
+    if any(type(x) not in (int, float) or not least <= x <= most for x, least, most in numbers):
+        raise ValueError("a number is not what any machine has")
+    if any(type(x) is not int or not 0 <= x <= 10**9 for x in counts) or not machine.hosts:
+        raise ValueError("a count is not what any machine has")
     return machine
 
 

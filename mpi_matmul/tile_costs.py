@@ -84,12 +84,15 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
     """The most memory that ``rank`` needs besides its shards."""
-    counts = _counts(problem, mesh, mesh.coordinates(rank))
-    tiles, in_turn, total = counts.tiles, blocks.WINDOW + 2, 0
+    (i, _, j), most = mesh.coordinates(rank), blocks.WINDOW + 2
+    counts, total = _counts(problem, mesh, mesh.coordinates(rank)), 0
+    tiles = counts.tiles
     if mesh.n > 1:
+        in_turn = min(most, counts.row_tiles * (counts.number - int(counts.parts_of_a[j])))
         lengths = in_turn * counts.part_length + counts.laid_together
         total += tiles.tile_rows * lengths * tiles.a_itemsize + 2 * blocks.BLOCK_BYTES
     if mesh.m > 1:
+        in_turn = min(most, counts.number - int(counts.parts_of_b[i]))
         panels = in_turn * counts.part_length if tiles.c_stays else tiles.inner - tiles.inner // mesh.m
         panels += counts.laid_together
         total += panels * tiles.columns * tiles.b_itemsize

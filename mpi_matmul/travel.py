@@ -122,7 +122,8 @@ def _passed_along(
 ) -> Iterator[Array]:
     here = work.mesh.coordinate(axis, work.mailbox.rank)
     foreign = [math.prod(shape) for shape, owner in zip(shapes, owners, strict=True) if owner != here]
-    memory = _memory(0 if keep else blocks.WINDOW + 2, max(foreign, default=0), dtype)
+    number = 0 if keep else min(blocks.WINDOW + 2, len(foreign))
+    memory = _memory(number, max(foreign, default=0), dtype)
 
     def place(i: int) -> Array:
         return np.empty(shapes[i], dtype) if keep else memory(shapes[i])

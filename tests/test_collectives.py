@@ -757,3 +757,29 @@ def test_uneven_cuts_are_uneven_and_whole():
         assert len(parts) == p
         assert sum(part.stop - part.start for part in parts) == (size if p > 1 else 0)
     assert cuts(70, 4, uneven=True) == [slice(0, 0), slice(0, 66), slice(66, 68), slice(68, 70)]
+
+
+# ---- places among the arrays that are given ----
+
+
+def test_the_place_of_the_roots_own_may_be_among_what_it_scatters(world):
+    def program(comm, rank):
+        mailbox, p = mailbox_of(comm, rank), world.num_devices
+        arrays = [np.full(200_000, 10.0 + i) for i in range(p)] if rank == 0 else None
+        out = arrays[p - 1] if arrays else None
+        assert (collectives.scatter(mailbox, arrays, 0, out=out) == 10 + rank).all()
+
+    world.run(program)
+
+
+def test_the_roots_own_may_be_in_the_place_of_another_that_is_gathered(world):
+    def program(comm, rank):
+        mailbox, p = mailbox_of(comm, rank), world.num_devices
+        out = [np.empty(1000) for _ in range(p)]
+        own = out[-1] if rank == 0 else np.empty(1000)
+        own[...] = 10 + rank
+        arrays = collectives.gather(mailbox, own, 0, out=out if rank == 0 else None)
+        if arrays is not None:
+            assert [array[0] for array in arrays] == [10 + i for i in range(p)]
+
+    world.run(program)

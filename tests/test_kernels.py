@@ -60,6 +60,7 @@ SHAPES = {
     "no columns": (3, 4, 0),
     "nothing to add up": (3, 0, 2),
     "nothing at all": (0, 0, 0),
+    "no rows and no columns": (0, 3, 0),
     "tall": (301, 3, 2),
     "wide": (2, 3, 301),
 }

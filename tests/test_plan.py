@@ -15,7 +15,7 @@ from launcher import job_environment, run_command, run_ranks
 from worlds import threads
 
 from mpi_matmul.calibrate import hosts_in_turn
-from mpi_matmul.choose import choose, fewer_ranks
+from mpi_matmul.choose import choose, fewer_ranks, reason
 from mpi_matmul.costs import Cost, Ranks, cheapest, costs_of, least_touched_items, rank_memory, shard_bytes
 from mpi_matmul.kernels import KERNELS
 from mpi_matmul.layout import block_range
@@ -23,6 +23,7 @@ from mpi_matmul.machine import Machine, default_machine, load_machine, save_mach
 from mpi_matmul.mesh import Mesh, all_meshes
 from mpi_matmul.operands import pose, random_operands
 from mpi_matmul.plan import main
+from mpi_matmul.storage import FileError
 from mpi_matmul.tile_costs import outline
 from mpi_matmul.tiles import Tiles
 
@@ -389,6 +390,58 @@ def test_a_calibrated_machine_is_used(tmp_path):
         f"1 GFLOP/s, 0.001 GB/s, 1e+03 us a message (calibrated, {file})"
         in plan(*CUBE, "--machine", file).stdout
     )
+
+
+NONE = {"latency": 1e-5, "bandwidth": 1e9, "flops": 1e9}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ranks": "x"},
+        {"ranks": None},
+        {"ranks": 2.5},
+        {"hosts": 0},
+        {"bandwidth": True},
+        {"bandwidth": 10**400},
+        {"flops": 1e-320},
+        {"latency": float("nan")},
+        {"colour": 1},
+    ],
+    ids=str,
+)
+def test_numbers_that_no_machine_has_are_refused(tmp_path, wrong):
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps({**NONE, **wrong}))
+    with pytest.raises(FileError, match="is not a calibration"):
+        load_machine(1, path=file)
+
+
+def test_what_one_host_says_of_the_network_is_not_believed(tmp_path):
+    file = save_machine(Machine(1e-6, 1e12, 1e9, 4), tmp_path / "machine.json")
+    assert load_machine(1, path=file).bandwidth == 1e12
+    assert load_machine(2, path=file).bandwidth == default_machine(2).bandwidth
+    file = save_machine(Machine(1e-6, 1e10, 1e9, 4, hosts=2), tmp_path / "machine.json")
+    assert load_machine(3, path=file).bandwidth == 1e10
+
+
+def test_hops_inside_a_host_are_cheap_where_it_is_known_who_is_there():
+    problem, machine = problem_of(4096, 4096, 4096), default_machine(4)
+    anywhere, placed = (
+        Cost(KERNELS["fsdp"].on(Mesh(64, 1, 1)), problem, machine, 4, known) for known in (False, True)
+    )
+    assert placed.seconds < 0.5 * anywhere.seconds
+    assert not Ranks.on(["h1", "h2", "h1"]).placed
+    assert Ranks.on(["h1", "h1", "h2"]).placed
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 0), (0, 0, 0), (0, 5, 2), (3, 0, 2), (2, 5, 0)])
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_a_product_of_nothing_has_a_choice(shape, number):
+    problem = problem_of(*shape)
+    best = choose("auto", problem, Ranks(number), MACHINE)
+    assert reason(best, problem, Ranks(number), MACHINE)
+    assert fewer_ranks(best, problem, Ranks(number), MACHINE) is None or number > 1
 
 
 def test_a_machine_that_is_none_is_refused(tmp_path):

@@ -1,11 +1,12 @@
 """Messages in which every rank takes part, made of a mailbox's send and recv.
 
-Every rank calls the same function in the same order, and what is said of all ranks (root, topology) is the
-same on each. p is the number of ranks of the mailbox, all of a world or (with a `GroupMailbox`) some of
-them. Arrays may have any shape, also no items at all, and any dtype that can be sent; what is not
-C-contiguous in native byte order is copied once. Arrays that are given are never changed, except ``out``:
-where the result is to be, of its shape and dtype, C-contiguous, and for a sum not where a term is. Without it
-there is a new one. On a rank that has no result, or has it already (root, of `broadcast`), it is not used.
+Every rank calls the same function in the same order, and what is said of all ranks (root, topology, for sums
+shape and dtype) is the same on each; it is not compared, and ranks that differ may wait for ever. p is the
+number of ranks of the mailbox, all of a world or (with a `GroupMailbox`) some of them. Arrays may have any
+shape, also no items at all, and any dtype that can be sent; what is not C-contiguous in native byte order is
+copied once. Arrays that are given are never changed, except ``out``: where the result is to be, of its shape
+and dtype, C-contiguous, and for a sum not where a term is. Without it there is a new one. On a rank that has
+no result, or has it already (root, of `broadcast`), it is not used.
 
 Topologies:
 
@@ -126,8 +127,8 @@ def gather(
         mailbox.start_send(root, array).wait()
         return None
     places = _places(out, mailbox.world_size)
+    own = _put(array, places[root])  # before others come, who may have their places in ``array``
     arrivals = {src: mailbox.start_recv(src, place) for src, place in enumerate(places) if src != root}
-    own = _put(array, places[root])
     return [own if src == root else arrivals[src].wait() for src in range(mailbox.world_size)]
 
 
@@ -143,9 +144,8 @@ def scatter(
         return mailbox.start_recv(root, out).wait()
     arrays = _one_each(arrays, mailbox.world_size)
     sends = [mailbox.start_send(dst, array) for dst, array in enumerate(arrays) if dst != root]
-    own = _put(arrays[root], out)
     _finish(sends)
-    return own
+    return _put(arrays[root], out)  # now that the others have theirs, among which ``out`` may be
 
 
 # ---- all to all ----
