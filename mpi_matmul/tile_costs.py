@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mpi_matmul import blocks
-from mpi_matmul.layout import block_length
+from mpi_matmul.layout import block_length, length
 from mpi_matmul.mesh import Coordinates, Mesh
 from mpi_matmul.operands import Problem
-from mpi_matmul.tiles import Tiles
+from mpi_matmul.tiles import Part, Tiles
 from mpi_matmul.work import Formulas, Outline
 
 Integers = npt.NDArray[Any]
+FEW = 16
 
 
 def sent_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
@@ -84,18 +85,18 @@ def outline(problem: Problem, mesh: Mesh) -> Outline:
 
 def extra_bytes(problem: Problem, mesh: Mesh, rank: int) -> int:
     """The most memory that ``rank`` needs besides its shards."""
-    (i, _, j), most = mesh.coordinates(rank), blocks.WINDOW + 2
+    i, _, j = mesh.coordinates(rank)
     counts, total = _counts(problem, mesh, mesh.coordinates(rank)), 0
     tiles = counts.tiles
     if mesh.n > 1:
-        in_turn = min(most, counts.row_tiles * (counts.number - int(counts.parts_of_a[j])))
-        lengths = in_turn * counts.part_length + counts.laid_together
-        total += tiles.tile_rows * lengths * tiles.a_itemsize + 2 * blocks.BLOCK_BYTES
+        lengths = counts.in_turn([part.a_owner != j for part in counts.few], counts.row_tiles)
+        total += tiles.tile_rows * (lengths + counts.laid_together) * tiles.a_itemsize
+        total += 2 * blocks.BLOCK_BYTES
     if mesh.m > 1:
-        in_turn = min(most, counts.number - int(counts.parts_of_b[i]))
-        panels = in_turn * counts.part_length if tiles.c_stays else tiles.inner - tiles.inner // mesh.m
-        panels += counts.laid_together
-        total += panels * tiles.columns * tiles.b_itemsize
+        panels = tiles.inner - tiles.inner // mesh.m
+        if tiles.c_stays:
+            panels = counts.in_turn([part.b_owner != i for part in counts.few], 1)
+        total += (panels + counts.laid_together) * tiles.columns * tiles.b_itemsize
     if not tiles.c_stays:
         number = 2 * blocks.SUM_WINDOW + 2 if mesh.k > 1 else 1
         total += number * tiles.tile_rows * tiles.columns * tiles.sum_itemsize
@@ -135,10 +136,26 @@ class _Counts:
         sizes: set[int] = set(self._ranges.sizes.tolist())
         return max(-(-size // self.tiles.blocks_in(size)) for size in sizes)
 
-    @property
+    @cached_property
+    def few(self) -> list[Part]:
+        """The parts, where they are so few that each matters for the memory; else none."""
+        return self.tiles.parts if self.number <= FEW else []
+
+    def in_turn(self, of_others: list[bool], times: int) -> int:
+        """Items of ``inner`` in the places of blocks on their way; ``of_others``: which of the few come."""
+        most = blocks.WINDOW + 2
+        if self.few and times * sum(of_others) <= most:
+            parts = zip(self.few, of_others, strict=True)
+            return times * sum(length(part.inner) for part, comes in parts if comes)
+        return most * self.part_length
+
+    @cached_property
     def laid_together(self) -> int:
         """The most items of ``inner`` that are laid together in memory of their own: see `Tiles.groups`."""
-        if len(self._ranges.sizes) == 1 or self._ranges.sizes.min() >= blocks.LEAST_ROWS:
+        if self.few:
+            several = [parts for parts in self.tiles.groups if len(parts) > 1]
+            return max((sum(length(part.inner) for part in parts) for parts in several), default=0)
+        if self._ranges.sizes.min() >= blocks.LEAST_ROWS:
             return 0
         return min(self.tiles.inner, blocks.LEAST_ROWS + self.part_length)
 
