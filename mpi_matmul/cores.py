@@ -36,11 +36,21 @@ def threads_per_rank(processors_of_ranks: Sequence[Collection[int]]) -> int:
     >>> threads_per_rank([[0], [1]])
     1
     """
-    cores = len(set().union(*processors_of_ranks))
-    quota = _container_quota()
-    if quota is not None:
-        cores = min(cores, max(1, int(quota)))
-    return max(1, cores // len(processors_of_ranks))
+    return max(1, _cores(processors_of_ranks) // len(processors_of_ranks))
+
+
+def share_cores(processors_of_ranks: Sequence[Collection[int]]) -> bool:
+    """Whether there are more of these ranks of one host than cores that they may run on.
+
+    >>> share_cores([[0, 1]] * 3), share_cores([[0, 1]] * 2)
+    (True, False)
+    """
+    return len(processors_of_ranks) > _cores(processors_of_ranks)
+
+
+def _cores(processors_of_ranks: Sequence[Collection[int]]) -> int:
+    cores, quota = len(set().union(*processors_of_ranks)), _container_quota()
+    return cores if quota is None else min(cores, max(1, int(quota)))
 
 
 def blas_threads(limit: int) -> AbstractContextManager[Any]:

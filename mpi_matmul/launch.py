@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from mpi_matmul.comm.protocol import PointToPoint
 from mpi_matmul.comm.threads import Communicator
-from mpi_matmul.cores import blas_threads, processors, threads_per_rank
+from mpi_matmul.cores import blas_threads, processors, share_cores, threads_per_rank
 
 T = TypeVar("T")
 
@@ -95,7 +95,10 @@ def on_mpi(program: Callable[[PointToPoint, int], T], comm: Any = None) -> T:
     mpi = start_mpi()
     communicator = mpi.MPICommunicator(comm)
     try:
-        with blas_threads(threads_per_rank(communicator.gather_on_host(processors()))):
+        of_ranks = communicator.gather_on_host(processors())
+        if share_cores(of_ranks):
+            communicator.share_cores()
+        with blas_threads(threads_per_rank(of_ranks)):
             value = program(communicator, communicator.rank)
         communicator.close()
     except BaseException as error:

@@ -32,6 +32,7 @@ LARGE_BYTES = 64 << 10  # smaller pieces leave at once: libraries send them with
 WATCHED_BYTES = 4 << 20  # what is under way in all, from where the thread looks in
 SHORT_NAP, LONG_NAP = 1e-3, 2e-2  # seconds
 WAITING_SHARE = 0.15
+SPIN = 5e-5  # seconds for which a rank that waits keeps its core; none, where ranks share cores
 
 
 class Request(Protocol):
@@ -130,6 +131,7 @@ class Engine:
     def __init__(self, in_background: bool) -> None:
         """``in_background``: whether a thread may look in while another one is inside the MPI library."""
         self._lock = threading.RLock()
+        self.spin = SPIN
         self._most_large = IN_FLIGHT if in_background else math.inf
         self._outboxes: dict[int, _Outbox] = {}
         self._receives: defaultdict[int, deque[Incoming]] = defaultdict(deque)
@@ -169,7 +171,7 @@ class Engine:
             if waited > 1e-3:
                 self._network_is_slow |= self._is_long(waited)
                 time.sleep(min(waited / 20, 2e-4))
-            elif waited > 5e-5:
+            elif waited > self.spin:
                 os.sched_yield()
         self._waited += time.perf_counter() - start
 

@@ -151,6 +151,10 @@ class MPICommunicator(Matching):
             _finish(self._engine)
             self._comm.Free()
 
+    def share_cores(self) -> None:
+        """There are more ranks on this host than cores: who waits makes room for another rank at once."""
+        self._engine.spin = 0.0
+
     def gather_on_host(self, fact: T) -> list[T]:
         """A small fact of every rank on this host."""
         host = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
