@@ -16,7 +16,7 @@ three matrices in descending order that is at least, for dimensions d1 >= d2 >= 
 
 items on some rank, own ones included (Al Daas, Ballard, Grigori, Kumar, Rouse, Tight Memory-Independent
 Parallel Matrix Multiplication Communication Lower Bounds, SPAA 2022, pages 445-448; the last line is also
-COSMA's, Kwasniewski et al., SC 2019, section 5). With memory for S items, fewer than that, it is 2 mnk / (p
+COSMA's, Kwasniewski et al., SC 2019). With memory for S items, fewer than that, it is 2 mnk / (p
 sqrt(S)) + S (COSMA; up to constants Irony, Toledo, Tiskin, J. Parallel Distrib. Comput. 64(9), 2004, pages
 1017-1026).
 
@@ -295,7 +295,9 @@ def strategies(name: str, ranks: Ranks, mesh: Sequence[int] = ()) -> list[Strate
 
 
 def _all_of(name: str, number: int) -> Iterable[Mesh]:
-    return KERNELS["grid3d" if name == "summa" else name].meshes(number)
+    """Also the grids that summa itself would not take, such as a line."""
+    meshes = KERNELS["grid3d" if name == "summa" else name].meshes(number)
+    return (mesh for mesh in meshes if name != "summa" or 1 in mesh.shape)
 
 
 def costs_of(

@@ -21,7 +21,7 @@ Sources: Agarwal, Balle, Gustavson, Joshi, Palkar, A three-dimensional approach 
 multiplication, IBM J. Research and Development 39(5), 1995, pages 575-582; Solomonik, Demmel,
 Communication-Optimal Parallel 2.5D Matrix Multiplication and LU Factorization Algorithms, Euro-Par 2011,
 pages 90-109; Kwasniewski et al., Red-Blue Pebbling Revisited: Near Optimal Parallel Matrix-Matrix
-Multiplication (COSMA), SC 2019, section 6.
+Multiplication (COSMA), SC 2019.
 """
 
 from __future__ import annotations
