@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,15 +67,21 @@ def seconds(number: float) -> str:
     return f"{number * 1e6:.2g} us"
 
 
-def fewer_ranks(chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine) -> str | None:
-    """What to say when so many ranks are too many for this product, with the number that would be faster."""
+def fewer_ranks(
+    chosen: Cost, problem: Problem, ranks: Ranks, machine: Machine, memory: int | None = None
+) -> str | None:
+    """What to say when so many ranks are too many for this product, with the number that would be faster.
+
+    ``memory`` is what a rank may need at most, if there is a limit: with fewer ranks it needs more.
+    """
     best, number = chosen.seconds, ranks.number
     on_one_host = -(-ranks.number // ranks.hosts)
     tried = ranks.number // 2
     while tried >= 1:
         fewer = Ranks(tried, max(1, min(ranks.hosts, tried // on_one_host)), placed=ranks.placed)
         costs = costs_of([AUTO], problem, fewer, machine)
-        taken = min((cost.seconds for cost in costs), default=float("inf"))
+        fitting = (cost for cost in costs if memory is None or cost.memory_about <= memory)
+        taken = min((cost.seconds for cost in fitting), default=math.inf)
         if taken < best:
             best, number = taken, tried
         tried //= 2

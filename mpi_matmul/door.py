@@ -75,7 +75,7 @@ def _choose(
     except ValueError as error:
         raise ValueError(f"no strategy fits: {error}" if name == AUTO else str(error)) from None
     because = reason(cost, problem, ranks, machine) if name == AUTO else None
-    remark = fewer_ranks(cost, problem, ranks, machine) if name == AUTO else None
+    remark = fewer_ranks(cost, problem, ranks, machine, options.max_memory) if name == AUTO else None
     return Chosen(cost.strategy, check, prediction(cost), because, remark)
 
 

@@ -153,8 +153,9 @@ class Plan:
 
     @property
     def least_items(self) -> float:
-        """What some rank must touch."""
-        return least_touched_items(*self.problem.sizes, self.ranks.number)
+        """What some rank must touch; more, if it has little memory."""
+        memory = math.inf if self.limit is None else self.limit / self.itemsize
+        return least_touched_items(*self.problem.sizes, self.ranks.number, memory)
 
     @property
     def itemsize(self) -> int:
@@ -164,7 +165,7 @@ class Plan:
     def remarks(self) -> list[str]:
         """Why this one, and whether fewer ranks would do."""
         facts = (self.chosen, self.problem, self.ranks, self.machine)
-        return [text for text in (f"auto: {reason(*facts)}", fewer_ranks(*facts)) if text]
+        return [text for text in (f"auto: {reason(*facts)}", fewer_ranks(*facts, self.limit)) if text]
 
     def fits(self, cost: Cost) -> bool:
         return self.limit is None or (cost.memory_about <= self.limit and cost.memory_bytes <= self.limit)

@@ -140,6 +140,11 @@ def test_float32_with_a_long_k_is_accepted(world, strategy, check):
         assert c.dtype == np.float32
 
 
+def on_every_mesh(world, strategy):
+    kernel = KERNELS[strategy]
+    return [kernel.on(mesh) for mesh in kernel.meshes(world.num_devices)]
+
+
 def travels(on):
     """How often a, b and c are sent inside the product: what is split over an axis along which it is needed
     whole.
@@ -186,8 +191,7 @@ def test_traffic_inside_the_product(world, strategy):
     """On every mesh of these ranks, with sizes that do not divide."""
     m, k, n = 10, 7, 9
     a, b = counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")
-    for mesh in KERNELS[strategy].meshes(world.num_devices):
-        on = KERNELS[strategy].on(mesh)
+    for on in on_every_mesh(world, strategy):
         for c, run in world.product(on, a, b):
             assert_same(c, a @ b)
             check_traffic(on, run, pose(a, b))
@@ -196,8 +200,7 @@ def test_traffic_inside_the_product(world, strategy):
 
 def test_float16_travels_as_what_it_is_added_up_in(world, strategy):
     a, b = counting_up(9, 8, dtype="f2"), counting_up(8, 7, dtype="f2")
-    for mesh in KERNELS[strategy].meshes(world.num_devices):
-        on = KERNELS[strategy].on(mesh)
+    for on in on_every_mesh(world, strategy):
         of_c = travels(on)[2] * 9 * 7
         for c, run in world.product(on, a, b):
             assert_same(c, a @ b)
@@ -216,21 +219,20 @@ def test_the_traffic_check_finds_a_message_too_many(strategy):
 
 
 def test_small_shapes_on_every_mesh(world, strategy):
-    for mesh in KERNELS[strategy].meshes(world.num_devices):
+    for on in on_every_mesh(world, strategy):
         for m, k, n in ((1, 1, 1), (0, 4, 5), (3, 0, 2), (3, 4, 0), (2, 11, 3), (5, 2, 13), (13, 3, 2)):
             for dtype in ("f8", "f2") if m == 2 else ("f8",):
                 a, b = counting_up(m, k, dtype=dtype), counting_up(k, n, dtype=dtype)
-                for c, run in world.product(KERNELS[strategy].on(mesh), a, b):
+                for c, run in world.product(on, a, b):
                     assert_same(c, a @ b)
-                    check_traffic(KERNELS[strategy].on(mesh), run, pose(a, b))
+                    check_traffic(on, run, pose(a, b))
 
 
 def test_the_sums_of_a_kernel_are_added_up_in_one_order(world, strategy):
     """The same bits every run."""
     rng = np.random.default_rng(5)
     a, b = rng.standard_normal((2, 40, 40)).astype("f4")
-    for mesh in KERNELS[strategy].meshes(world.num_devices):
-        on = KERNELS[strategy].on(mesh)
+    for on in on_every_mesh(world, strategy):
         bits = [c.tobytes() for _ in range(3) for c, _ in world.product(on, a, b)]
         assert len(set(bits)) == min(len(bits), 1)
 
@@ -282,8 +284,7 @@ def test_blocks_and_windows_of_any_size(world, strategy, monkeypatch, forced, sh
     m, k, n = shape
     check_product(world, strategy, counting_up(m, k), counting_up(k, n))
     a, b = counting_up(m, k, dtype="f4"), counting_up(k, n, dtype="f4")
-    for mesh in KERNELS[strategy].meshes(world.num_devices):
-        on = KERNELS[strategy].on(mesh)
+    for on in on_every_mesh(world, strategy):
         for c, run in world.product(on, a, b):
             assert_same(c, a @ b)
             check_traffic(on, run, pose(a, b))

@@ -435,6 +435,23 @@ def test_hops_inside_a_host_are_cheap_where_it_is_known_who_is_there():
     assert Ranks.on(["h1", "h1", "h2"]).placed
 
 
+def test_fewer_ranks_that_have_no_room_are_not_recommended():
+    problem, ranks, machine = problem_of(4096, 4096, 4096), Ranks(64), Machine(1.0, 1e15, 1e15)
+    best = choose("auto", problem, ranks, machine)
+    assert fewer_ranks(best, problem, ranks, machine)
+    assert fewer_ranks(best, problem, ranks, machine, best.memory_bytes) is None
+
+
+def test_little_memory_raises_the_bound():
+    enough = (1000**3 / 8) ** (2 / 3)
+    without = least_touched_items(1000, 1000, 1000, 8)
+    assert least_touched_items(1000, 1000, 1000, 8, enough) == without
+    assert least_touched_items(1000, 1000, 1000, 8, enough * 0.999) == pytest.approx(without, rel=1e-3)
+    assert least_touched_items(1000, 1000, 1000, 8, enough / 4) == pytest.approx(
+        4 * enough + enough / 4, rel=1e-9
+    )
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 0), (0, 0, 0), (0, 5, 2), (3, 0, 2), (2, 5, 0)])
 @pytest.mark.parametrize("number", [1, 2, 7])
 def test_a_product_of_nothing_has_a_choice(shape, number):
