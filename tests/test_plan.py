@@ -436,7 +436,7 @@ def test_hops_inside_a_host_are_cheap_where_it_is_known_who_is_there():
 
 
 def test_fewer_ranks_that_have_no_room_are_not_recommended():
-    problem, ranks, machine = problem_of(4096, 4096, 4096), Ranks(64), Machine(1.0, 1e15, 1e15)
+    problem, ranks, machine = problem_of(4096, 4096, 4096), Ranks(64), Machine(1e-9, 1e6, 1e15)
     best = choose("auto", problem, ranks, machine)
     assert fewer_ranks(best, problem, ranks, machine)
     assert fewer_ranks(best, problem, ranks, machine, best.memory_bytes) is None
